@@ -1,0 +1,201 @@
+"""Evidence: what a worker saw, numbered and signed.
+
+A worker's statement is one `Evidence` as JSON text, signed whole (Ed25519 over the UTF-8 bytes of that
+text) with the session key whose public half the node's `worker.registered.v1` event holds. The signed
+text goes into the log unchanged, so it can be checked years later without secrets.
+
+What could not be measured is `Reading(unavailable=reason)`, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from schemas.codes import Code
+from schemas.tokens import EVIDENCE_BYTES_MAX, ByteCount, Digest, Generation, Milliseconds, Token
+
+
+class Reading(Struct, frozen=True, forbid_unknown_fields=True):
+    """A measurement in bytes, or the reason why there is none."""
+
+    bytes: ByteCount | None = None
+    unavailable: str | None = None
+
+
+class Memory(Struct, frozen=True, forbid_unknown_fields=True):
+    """Memory around one load, by instrument.
+
+    `process_*` is the child's PSS (its proportional share of resident pages) before weights, at its highest seen sample, with the
+    model loaded, and 0 after exit. `allocator_*` is the ML runtime's own device count. `device_*` is the
+    whole device as the driver tells it. `reclaimed` is what the child held and no longer does.
+    """
+
+    process_before: Reading
+    process_peak: Reading
+    process_loaded: Reading
+    process_after: Reading
+    allocator_loaded: Reading
+    allocator_after: Reading
+    device_used_before: Reading
+    device_used_loaded: Reading
+    device_used_after: Reading
+    device_external: Reading
+    reclaimed: Reading
+    reclaim_complete: bool
+
+
+class Attempt(Struct, frozen=True, forbid_unknown_fields=True):
+    """One try at breaking out of the sandbox from inside it, and how it ended."""
+
+    action: str
+    refused: bool
+    detail: str
+
+
+class OfflineProof(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which layers were applied, and each attempt's result. `proven` needs every attempt refused."""
+
+    applied: list[str]
+    missing: list[str]
+    attempts: list[Attempt]
+    proven: bool
+
+
+class Health(Struct, frozen=True, forbid_unknown_fields=True):
+    """Layer by layer: the child answers, the runtime is usable, the model infers, the output is sound."""
+
+    process: bool
+    runtime: bool
+    model: bool
+    capability: bool
+    latency_ms: float
+    output_digest: str | None = None
+    output_dimensions: int | None = None
+    detail: str = ""
+
+
+class Reason(Struct, frozen=True, forbid_unknown_fields=True):
+    code: Code
+    message: str
+
+
+class Progress(Struct, frozen=True, tag="progress", forbid_unknown_fields=True):
+    stage: Literal["preparing", "loading", "healthchecking", "ready", "unloading"]
+
+
+class Verified(Struct, frozen=True, tag="verified", forbid_unknown_fields=True):
+    location: str
+    files: int
+    bytes: ByteCount
+    duration_ms: float
+
+
+class Assessed(Struct, frozen=True, tag="assessed", forbid_unknown_fields=True):
+    """Static inspection only: no weights were loaded and no code from the folder ran."""
+
+    compatible: bool
+    reasons: list[Reason]
+    fingerprint: Digest
+    architecture: str | None = None
+    parameters: int | None = None
+    weights_bytes: ByteCount | None = None
+    dimensions: int | None = None
+    max_length: int | None = None
+
+
+class Probed(Struct, frozen=True, tag="probed", forbid_unknown_fields=True):
+    """The whole cycle ran: load, health, measure, unload, exit."""
+
+    fingerprint: Digest
+    health: Health
+    memory: Memory
+    offline: OfflineProof
+    prepare_ms: float
+    load_ms: float
+    health_ms: float
+    unload_ms: float
+    child_pid: int
+    child_exit_code: int
+
+
+class Loaded(Struct, frozen=True, tag="loaded", forbid_unknown_fields=True):
+    fingerprint: Digest
+    health: Health
+    memory: Memory
+    offline: OfflineProof
+    load_ms: float
+    child_pid: int
+
+
+class HealthChecked(Struct, frozen=True, tag="health_checked", forbid_unknown_fields=True):
+    health: Health
+    invocations: int
+
+
+class Drained(Struct, frozen=True, tag="drained", forbid_unknown_fields=True):
+    in_flight: int
+    waited_ms: float
+    invocations: int
+
+
+class Unloaded(Struct, frozen=True, tag="unloaded", forbid_unknown_fields=True):
+    memory: Memory
+    unload_ms: float
+    child_exit_code: int
+    invocations: int
+
+
+class WorkFailed(Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
+    code: Code
+    message: Annotated[str, Meta(max_length=4_000)]
+    detail: dict[str, str] = {}
+
+
+class WorkCancelled(Struct, frozen=True, tag="cancelled", forbid_unknown_fields=True):
+    stage: str
+
+
+class ResidentLost(Struct, frozen=True, tag="resident_lost", forbid_unknown_fields=True):
+    """A resident's child ended without being asked to. `work_id` of the evidence is the load job's."""
+
+    deployment_id: Token
+    code: Code
+    message: Annotated[str, Meta(max_length=4_000)]
+    exit_code: int | None = None
+
+
+Statement = (
+    Progress
+    | Verified
+    | Assessed
+    | Probed
+    | Loaded
+    | HealthChecked
+    | Drained
+    | Unloaded
+    | WorkFailed
+    | WorkCancelled
+    | ResidentLost
+)
+
+
+class Evidence(Struct, frozen=True, forbid_unknown_fields=True):
+    """One numbered statement. Numbers grow by one within a generation; the id is never used twice."""
+
+    evidence_id: Token
+    node_id: Token
+    generation: Generation
+    number: Annotated[int, Meta(ge=1, le=2**53 - 1)]
+    work_id: Token
+    attempt: Annotated[int, Meta(ge=1, le=2**31)]
+    seen_at_ms: Milliseconds
+    statement: Statement
+
+
+class SignedEvidence(Struct, frozen=True, forbid_unknown_fields=True):
+    """`payload` is the Evidence as JSON text, `signature` Ed25519 over its UTF-8 bytes, in base64."""
+
+    payload: Annotated[str, Meta(max_length=EVIDENCE_BYTES_MAX)]
+    signature: Annotated[str, Meta(max_length=128)]

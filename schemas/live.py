@@ -1,0 +1,77 @@
+"""What a worker holds now: the inventory, the heartbeat that carries its digest, and the live answer.
+
+Nothing here is ever written to the log by itself. A residency claim rests on a `LiveAnswer` of the
+current generation; silence is `unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from schemas.canonical import digest_of
+from schemas.tokens import UNCONFIRMED_EVIDENCE_MAX, Digest, Generation, Milliseconds, Token
+from schemas.work import Offer
+
+ResidentState = Literal["loading", "resident", "draining", "unloading"]
+
+
+class InventoryEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """One resident. An exact match of all fields but state is what adoption after a restart needs."""
+
+    deployment_id: Token
+    artifact_id: Digest
+    profile_id: Digest
+    fingerprint: Digest
+    generation: Generation
+    state: ResidentState
+
+
+def inventory_digest(entries: Sequence[InventoryEntry]) -> str:
+    return digest_of(sorted(entries, key=lambda entry: entry.deployment_id))
+
+
+class Beat(Struct, frozen=True, forbid_unknown_fields=True):
+    """On `tenure.beat.v1.<node>`, as a request. `unconfirmed` lists evidence ids still kept by the worker."""
+
+    node_id: Token
+    generation: Generation
+    boot_id: Token
+    inventory_digest: Digest
+    unconfirmed: Annotated[list[Token], Meta(max_length=UNCONFIRMED_EVIDENCE_MAX)]
+
+
+class BeatReply(Struct, frozen=True, forbid_unknown_fields=True):
+    """`fenced` tells an old generation to stop. `session_ms` counts from when the beat was sent.
+
+    `confirmed` is the part of `unconfirmed` whose outcome is committed. `offers` repeats open work, so a
+    lost bus message delays work by one beat at most. `cancelled` lists leased work that should stop.
+    """
+
+    fenced: bool
+    session_ms: int
+    beat_ms: int
+    confirmed: list[Token]
+    offers: list[Offer]
+    cancelled: list[Token]
+
+
+class Resident(Struct, frozen=True, forbid_unknown_fields=True):
+    entry: InventoryEntry
+    since_ms: Milliseconds
+    child_pid: int
+    in_flight: int
+    invocations: int
+    process_bytes: int | None
+
+
+class LiveAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The reply on `tenure.live.v1.<node>`: what this generation holds at this moment."""
+
+    node_id: Token
+    generation: Generation
+    boot_id: Token
+    serving: bool  # False once the worker has stopped itself because it could not renew
+    residents: list[Resident]
