@@ -1,0 +1,58 @@
+"""Answers: what arrives from workers and from the event copy, believed only as far as it can be checked.
+
+Bytes that are not what they should be are no answer (None); an invocation's answer must name exactly the
+artifact, profile and generation that were asked, or it is refused.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from projections.rows import DeploymentRow
+from schemas import subjects
+from schemas.codes import Code, Refusal
+from schemas.live import LiveAnswer
+from schemas.serving import EmbedResult, Failure, ServeAnswer
+from services.wire import Published
+
+BYTES_PER_NUMBER = 4  # float32
+
+
+def embedded(deployment: DeploymentRow, generation: str, data: bytes) -> EmbedResult:
+    """The result in `data`, if it comes from exactly what was deployed. A Failure is raised as its Refusal."""
+    try:
+        answer = msgspec.msgpack.decode(data, type=ServeAnswer)
+    except msgspec.DecodeError as error:
+        raise Refusal(Code.INTERNAL_ERROR, f"the worker's answer cannot be read: {error}") from error
+    if isinstance(answer, Failure):
+        raise Refusal(answer.code, answer.message, {"advice": answer.advice} if answer.advice else {})
+    answered = (answer.artifact_id, answer.profile_id, answer.generation)
+    if answered != (deployment.artifact_id, deployment.profile_id, generation):
+        raise Refusal(Code.INTERNAL_ERROR, f"the answer comes from {answered}, which is not what was deployed")
+    if len(answer.vectors) != answer.rows * answer.dimensions * BYTES_PER_NUMBER:
+        raise Refusal(Code.INTERNAL_ERROR, f"{len(answer.vectors)} bytes for {answer.rows} x {answer.dimensions}")
+    return answer
+
+
+def live_of(data: bytes) -> LiveAnswer | None:
+    try:
+        return msgspec.json.decode(data, type=LiveAnswer)
+    except msgspec.DecodeError:
+        return None
+
+
+def position_of(hint: Published) -> int:
+    """The log position a published event carries, 0 where it carries none."""
+    text = hint.headers.get(subjects.HEADER_POSITION, "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def stage_of(hint: Published) -> str | None:
+    """The stage a progress event names, so that a short stage is told even between two looks at the table."""
+    if not hint.subject.endswith(".work-progressed"):
+        return None
+    try:
+        stage = msgspec.json.decode(hint.data).get("stage")
+    except (msgspec.DecodeError, AttributeError):
+        return None
+    return stage if isinstance(stage, str) else None
