@@ -20,7 +20,6 @@ from schemas.profiles import Adapter, RuntimeProfile, Task
 from schemas.tokens import Actor, Digest, Generation, Name, Text, Token
 
 
-
 class Command(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command_id: Token
     actor: Actor
@@ -192,11 +191,6 @@ class LoseSession(Command, frozen=True, kw_only=True):
     node_id: Token
     generation: Generation
     silent_ms: int
-
-
-class ReturnSession(Command, frozen=True, kw_only=True):
-    node_id: Token
-    generation: Generation
 
 
 BY_SUBJECT: dict[str, type[Command]] = {

@@ -83,17 +83,15 @@ class WorkerRegistered(Event, frozen=True, kw_only=True):
 
 
 class SessionLost(Event, frozen=True, kw_only=True):
-    """`cause` is WORKER_LOST for silence and `left` for a worker that said goodbye."""
+    """The term of this generation is over: `WORKER_LOST` for silence, `left` for a worker that said goodbye.
+
+    A generation never comes back; a worker that finds its session lost registers anew.
+    """
 
     node_id: Token
     generation: Generation
     cause: str
     silent_ms: int
-
-
-class SessionReturned(Event, frozen=True, kw_only=True):
-    node_id: Token
-    generation: Generation
 
 
 class WorkRequested(Event, frozen=True, kw_only=True):
@@ -256,7 +254,6 @@ TOPICS: dict[str, type[Event]] = {
     "node.enabled.v1": NodeEnabled,
     "worker.registered.v1": WorkerRegistered,
     "session.lost.v1": SessionLost,
-    "session.returned.v1": SessionReturned,
     "work.requested.v1": WorkRequested,
     "lease.granted.v1": LeaseGranted,
     "lease.renewed.v1": LeaseRenewed,

@@ -17,7 +17,10 @@ QUERY_WAIT_MS_MAX = 30_000
 
 
 class Query(Struct, frozen=True, forbid_unknown_fields=True):
-    """`id` or an unambiguous prefix of at least 4 characters selects one row; `where` equals on columns; rows come by id after `after`."""
+    """`id`, or an unambiguous prefix of it of at least 4 characters, selects one row.
+
+    `where` compares columns for equality; rows come in the order of their id, after `after`.
+    """
 
     id: str | None = None
     where: dict[str, str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-TOKEN_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$"
+TOKEN_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$"  # noqa: S105 - a pattern, no secret
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 GENERATION_PATTERN = r"^(0|[1-9][0-9]{0,18})$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"

@@ -1,0 +1,1 @@
+"""The event log: the record of everything, and the only one."""

@@ -1,0 +1,42 @@
+"""`decide(command, world)`: one entry for every command, whoever sent it and however it came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from domain import artifacts, evidence, gates, jobs, leases, nodes
+from domain.outcomes import Outcome
+from domain.world import World
+from schemas import commands as c
+
+_HANDLERS: dict[type[c.Command], Callable[[Any, World], Outcome]] = {
+    c.RegisterArtifact: artifacts.register,
+    c.VerifyArtifact: gates.request_verify,
+    c.RequestAssessment: gates.request_assessment,
+    c.CreateProfile: gates.create_profile,
+    c.RequestProbe: gates.request_probe,
+    c.CancelWork: leases.cancel,
+    c.GrantApproval: gates.grant_approval,
+    c.RevokeApproval: gates.revoke_approval,
+    c.CreateDeployment: gates.create_deployment,
+    c.RetireDeployment: gates.retire_deployment,
+    c.RequestJob: jobs.request,
+    c.EnrolNode: nodes.enrol,
+    c.DisableNode: nodes.disable,
+    c.EnableNode: nodes.enable,
+    c.RegisterWorker: nodes.register,
+    c.LeaveWorker: nodes.leave,
+    c.ClaimLease: leases.claim,
+    c.RenewLease: leases.renew,
+    c.ReleaseLease: leases.release,
+    c.SubmitEvidence: evidence.submit,
+    c.ExpireLease: leases.expire,
+    c.PassDeadline: leases.pass_deadline,
+    c.LoseSession: nodes.lose_session,
+}
+
+
+def decide(command: c.Command, world: World) -> Outcome:
+    """Events to append or a coded refusal. No effects; may raise NotLoaded to ask for a stream."""
+    return _HANDLERS[type(command)](command, world)

@@ -1,0 +1,79 @@
+"""Fleet: the few facts that cross streams, kept in step with the folded states.
+
+Which work is open on a node, which deployments hold something there, which names are taken. It is an
+index, derived only from (state before, state after) of one stream at a time, so that it can follow a
+fold forwards and be put right again when a commit did not land.
+"""
+
+from __future__ import annotations
+
+from domain.states import DeploymentState, NodeState, State, WorkState
+
+HOLDING = frozenset({"loading", "resident", "draining", "unloading"})
+
+
+class Fleet:
+    """Mutable; owned by one folding loop."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeState] = {}
+        self.open_work: dict[str, WorkState] = {}
+        self.work_on: dict[str, set[str]] = {}
+        self.held_on: dict[str, set[str]] = {}  # node -> deployments with a residency in HOLDING
+        self.deployment_named: dict[str, str] = {}
+
+    def note(self, before: State | None, after: State | None) -> None:
+        """Take in that a stream's state went from `before` to `after` (either may be None)."""
+        some = after if after is not None else before
+        if isinstance(some, WorkState):
+            self._note_work(some.work_id, some.node_id, after if isinstance(after, WorkState) else None)
+        elif isinstance(some, NodeState):
+            if isinstance(after, NodeState):
+                self.nodes[after.node_id] = after
+            else:
+                self.nodes.pop(some.node_id, None)
+        elif isinstance(some, DeploymentState):
+            self._note_deployment(
+                before if isinstance(before, DeploymentState) else None,
+                after if isinstance(after, DeploymentState) else None,
+            )
+
+    def work_of(self, node_id: str) -> list[WorkState]:
+        """Open work of a node, oldest first."""
+        found = [self.open_work[work_id] for work_id in self.work_on.get(node_id, ())]
+        return sorted(found, key=lambda work: (work.requested_at_ms, work.work_id))
+
+    def holders_of(self, node_id: str) -> list[str]:
+        """Deployments that hold something on the node, by id."""
+        return sorted(self.held_on.get(node_id, ()))
+
+    def open_job(self, deployment_id: str, node_id: str, verb: str) -> WorkState | None:
+        for work in self.work_of(node_id):
+            if work.deployment_id == deployment_id and work.kind == verb:
+                return work
+        return None
+
+    def _note_work(self, work_id: str, node_id: str, after: WorkState | None) -> None:
+        if after is None or after.ended:
+            self.open_work.pop(work_id, None)
+            self.work_on.get(node_id, set()).discard(work_id)
+        else:
+            self.open_work[work_id] = after
+            self.work_on.setdefault(node_id, set()).add(work_id)
+
+    def _note_deployment(self, before: DeploymentState | None, after: DeploymentState | None) -> None:
+        if before is not None and (after is None or after.retired):
+            self.deployment_named.pop(before.name, None)
+        if after is not None and not after.retired:
+            self.deployment_named[after.name] = after.deployment_id
+        some = after or before
+        if some is None:
+            return
+        nodes = set(before.residencies if before else ()) | set(after.residencies if after else ())
+        for node_id in nodes:
+            holds = after is not None and after.residency(node_id) in HOLDING
+            members = self.held_on.setdefault(node_id, set())
+            if holds:
+                members.add(some.deployment_id)
+            else:
+                members.discard(some.deployment_id)

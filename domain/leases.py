@@ -1,0 +1,269 @@
+"""Leases of work: claim, renew, release, expire, and what ends a hold without a result.
+
+A grant goes to the node's current generation, for the next attempt, with a token that is told once and
+kept as its SHA-256. Time is the control plane's. Work whose lease ends early is offered again where that
+is safe (looking, probing, loading) until ATTEMPTS_MAX; draining, unloading and health of a process that
+is gone are not repeated, they fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+import msgspec
+
+from domain.fencing import fence_work
+from domain.outcomes import Accepted, Outcome, Recorded, Rejected
+from domain.states import ArtifactState, NodeState, ProfileState, WorkState, stream_of
+from domain.world import World
+from schemas.artifacts import FileEntry
+from schemas.codes import Code
+from schemas.commands import CancelWork, ClaimLease, ExpireLease, PassDeadline, ReleaseLease, RenewLease
+from schemas.events import (
+    CancelRequested,
+    LeaseEnded,
+    LeaseGranted,
+    LeaseRenewed,
+    ResidencyChanged,
+    WorkCancelled,
+    WorkFailed,
+)
+from schemas.profiles import Limits as ProfileLimits
+from schemas.profiles import RuntimeProfile
+from schemas.tokens import ATTEMPTS_MAX
+from schemas.work import JobSpec, ProbeSpec, VerifySpec, WorkOrder
+
+REPEATABLE = frozenset({"verify", "assess", "probe", "load"})
+LOOK_MS = 3_600_000  # verify and assess: as long as the disk takes, within an hour
+MARGIN_MS = 30_000  # for starting a child and for reporting, on top of the profile's own limits
+
+
+def claim(command: ClaimLease, world: World) -> Outcome:
+    work = world.get(WorkState, "work", command.work_id)
+    node = world.get(NodeState, "node", command.node_id)
+    refused = _claim_refused(command, work, node)
+    if refused is not None or work is None or node is None:
+        return refused or Rejected(Code.UNKNOWN_STREAM, f"there is no work {command.work_id}")
+    order = _order(work, world)
+    if isinstance(order, Rejected):
+        return order
+    token = world.ids.secret()
+    until_ms = world.now_ms + world.limits.lease_ms
+    deadline_ms = world.now_ms + run_limit_ms(work.kind, order["profile"])
+    attempt = work.attempt + 1
+    events: list[Recorded] = []
+    stamp = world.stamp(command)
+    if work.lease is not None:  # the same worker asks again: its first grant got lost on the way
+        events.append(_ended(work, Code.LEASE_ENDED, "claimed again by its holder", again=True, stamp=stamp))
+    granted = LeaseGranted(
+        work_id=work.work_id, node_id=node.node_id, generation=node.generation, attempt=attempt,
+        token_sha256=hash_token(token), until_ms=until_ms, deadline_ms=deadline_ms, **stamp,
+    )  # fmt: skip
+    events.append(Recorded(stream_of("work", work.work_id), granted))
+    full = WorkOrder(
+        work_id=work.work_id, kind=work.kind, attempt=attempt, generation=node.generation, token="",
+        lease_ms=world.limits.lease_ms, until_ms=until_ms, deadline_ms=deadline_ms, spec=work.spec, **order,
+    )  # fmt: skip
+    secret = msgspec.to_builtins(msgspec.structs.replace(full, token=token))
+    return Accepted(events, {"work_id": work.work_id, "attempt": attempt}, secret)
+
+
+def renew(command: RenewLease, world: World) -> Outcome:
+    work = world.get(WorkState, "work", command.work_id)
+    refused = _holder_refused(command, work, world.now_ms)
+    if refused is not None or work is None or work.lease is None:
+        return refused or Rejected(Code.LEASE_ENDED, "the work has no lease")
+    node = world.get(NodeState, "node", work.node_id)
+    if node is None or node.session != "alive":
+        return Rejected(Code.LEASE_ENDED, "the worker's session is over")
+    half_ms = (work.lease.until_ms - work.lease.since_ms) // 2
+    if world.now_ms < work.lease.since_ms + half_ms:
+        return Rejected(Code.LEASE_RENEWAL_EARLY, f"{work.lease.until_ms - world.now_ms} ms are left of the term")
+    until_ms = world.now_ms + world.limits.lease_ms
+    event = LeaseRenewed(
+        work_id=work.work_id, generation=command.generation, attempt=command.attempt, until_ms=until_ms,
+        **world.stamp(command),
+    )  # fmt: skip
+    result = {"until_ms": until_ms, "lease_ms": world.limits.lease_ms}
+    return Accepted([Recorded(stream_of("work", work.work_id), event)], result)
+
+
+def release(command: ReleaseLease, world: World) -> Outcome:
+    work = world.get(WorkState, "work", command.work_id)
+    refused = _holder_refused(command, work, world.now_ms)
+    if refused is not None or work is None:
+        return refused or Rejected(Code.UNKNOWN_STREAM, f"there is no work {command.work_id}")
+    detail = command.reason or "given back by its holder"
+    return Accepted(end_hold(work, Code.LEASE_ENDED, detail, world.stamp(command)))
+
+
+def expire(command: ExpireLease, world: World) -> Outcome:
+    work = world.get(WorkState, "work", command.work_id)
+    if work is None or work.lease is None or work.lease.attempt != command.attempt:
+        return Accepted()
+    if world.now_ms <= work.lease.until_ms:
+        return Accepted()
+    late_ms = world.now_ms - work.lease.until_ms
+    return Accepted(end_hold(work, Code.LEASE_EXPIRED, f"not renewed, {late_ms} ms over", world.stamp(command)))
+
+
+def pass_deadline(command: PassDeadline, world: World) -> Outcome:
+    work = world.get(WorkState, "work", command.work_id)
+    if work is None or work.ended or world.now_ms <= work.deadline_ms:
+        return Accepted()
+    message = f"still {work.stage} after {world.now_ms - work.requested_at_ms} ms"
+    return Accepted(fail(work, Code.WORK_DEADLINE, message, world.stamp(command)))
+
+
+def cancel(command: CancelWork, world: World) -> Outcome:
+    """Queued work is cancelled now; leased work is asked to stop and its holder says when it has."""
+    work = world.get(WorkState, "work", command.work_id)
+    if work is None:
+        return Rejected(Code.UNKNOWN_STREAM, f"there is no work {command.work_id}")
+    if work.ended:
+        return Rejected(Code.WORK_ENDED, f"{work.kind} {work.work_id} is {work.stage} already")
+    stamp, stream = world.stamp(command), stream_of("work", work.work_id)
+    result = {"work_id": work.work_id}
+    if work.lease is not None:
+        event = CancelRequested(work_id=work.work_id, reason=command.reason, **stamp)
+        return Accepted([] if work.cancel_requested else [Recorded(stream, event)], result)
+    cancelled = WorkCancelled(work_id=work.work_id, generation=work.generation, attempt=work.attempt, **stamp)
+    events = [Recorded(stream, cancelled), *residency_after_cancel(work, stamp)]
+    return Accepted(events, result)
+
+
+def hash_token(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def run_limit_ms(kind: str, profile: RuntimeProfile | None) -> int:
+    """How long leased work of this kind may take in all, renewals included."""
+    limits = profile.limits if profile is not None else ProfileLimits()
+    run_ms = {
+        "probe": limits.load_ms + limits.health_ms + limits.unload_ms,
+        "load": limits.load_ms + limits.health_ms,
+        "health": limits.health_ms,
+        "drain": limits.drain_ms,
+        "unload": limits.drain_ms + limits.unload_ms,
+    }.get(kind, LOOK_MS)
+    return run_ms + MARGIN_MS
+
+
+# --- what ends a hold ---------------------------------------------------------------------------------------
+
+
+def end_hold(work: WorkState, cause: Code, detail: str, stamp: dict[str, Any]) -> list[Recorded]:
+    """The lease is over without a result: offer the work again where that is safe, else let it fail."""
+    again = work.kind in REPEATABLE and work.attempt < ATTEMPTS_MAX and not work.cancel_requested
+    events = [_ended(work, cause, detail, again=again, stamp=stamp)]
+    if again:
+        return events
+    if work.cancel_requested:
+        cancelled = WorkCancelled(work_id=work.work_id, generation=work.generation, attempt=work.attempt, **stamp)
+        return [*events, Recorded(stream_of("work", work.work_id), cancelled), *residency_after_cancel(work, stamp)]
+    code = Code.WORK_ATTEMPTS_EXHAUSTED if work.kind in REPEATABLE else cause
+    return [*events, *fail(work, code, f"attempt {work.attempt}: {detail}", stamp)]
+
+
+def fail(work: WorkState, code: Code, message: str, stamp: dict[str, Any]) -> list[Recorded]:
+    """The control plane's own word that work has failed, with what that means for a residency."""
+    failed = WorkFailed(
+        work_id=work.work_id, generation=work.generation, attempt=work.attempt, code=code, message=message, **stamp
+    )
+    return [Recorded(stream_of("work", work.work_id), failed), *residency_after_failure(work, code, message, stamp)]
+
+
+def residency_after_failure(work: WorkState, code: Code, message: str, stamp: dict[str, Any]) -> list[Recorded]:
+    """A load or unload that failed leaves the residency `failed`; drain and health leave it as it was."""
+    if work.kind not in ("load", "unload"):
+        return []
+    return [residency(work, "failed", work.generation, f"{code}: {message}"[:500], stamp)]
+
+
+def residency_after_cancel(work: WorkState, stamp: dict[str, Any]) -> list[Recorded]:
+    if work.kind == "load":
+        return [residency(work, "absent", "0", "load cancelled", stamp)]
+    if work.kind == "unload":
+        return [residency(work, "failed", work.generation, "unload cancelled", stamp)]
+    return []
+
+
+def residency(work: WorkState, state: Any, generation: str, cause: str, stamp: dict[str, Any]) -> Recorded:
+    if not isinstance(work.spec, JobSpec):
+        raise TypeError(f"work {work.work_id} of kind {work.kind} belongs to no deployment")
+    event = ResidencyChanged(
+        deployment_id=work.spec.deployment_id, node_id=work.node_id, state=state, generation=generation,
+        work_id=work.work_id, cause=cause, **stamp,
+    )  # fmt: skip
+    return Recorded(stream_of("deployment", work.spec.deployment_id), event)
+
+
+def _ended(work: WorkState, cause: Code, detail: str, *, again: bool, stamp: dict[str, Any]) -> Recorded:
+    if work.lease is None:
+        raise ValueError(f"work {work.work_id} has no lease to end")
+    event = LeaseEnded(
+        work_id=work.work_id, generation=work.lease.generation, attempt=work.lease.attempt, cause=cause,
+        detail=detail, again=again, **stamp,
+    )  # fmt: skip
+    return Recorded(stream_of("work", work.work_id), event)
+
+
+# --- who may claim, who holds -------------------------------------------------------------------------------
+
+
+def _claim_refused(command: ClaimLease, work: WorkState | None, node: NodeState | None) -> Rejected | None:
+    if work is None or node is None:
+        missing = f"work {command.work_id}" if work is None else f"node {command.node_id}"
+        return Rejected(Code.UNKNOWN_STREAM, f"there is no {missing}")
+    if work.node_id != node.node_id:
+        return Rejected(Code.WORK_NOT_YOURS, f"work {work.work_id} is for node {work.node_id}")
+    if not node.enabled:
+        return Rejected(Code.NODE_DISABLED, f"node {node.node_id} is disabled")
+    if command.generation != node.generation or node.session != "alive":
+        return Rejected(
+            Code.GENERATION_FENCED,
+            f"generation {command.generation} is over; the node is at {node.generation}, session {node.session}",
+        )
+    if work.ended:
+        return Rejected(Code.WORK_ENDED, f"{work.kind} {work.work_id} is {work.stage}")
+    if work.lease is not None and work.lease.generation != command.generation:
+        return Rejected(Code.LEASE_HELD, f"generation {work.lease.generation} holds it")
+    if work.attempt >= ATTEMPTS_MAX:
+        return Rejected(Code.WORK_ATTEMPTS_EXHAUSTED, f"{work.attempt} attempts were made")
+    return None
+
+
+def _holder_refused(command: RenewLease | ReleaseLease, work: WorkState | None, now_ms: int) -> Rejected | None:
+    if work is None:
+        return Rejected(Code.UNKNOWN_STREAM, f"there is no work {command.work_id}")
+    reason = fence_work(work, command.generation, command.attempt, now_ms)
+    if reason is not None:
+        return Rejected(
+            reason,
+            f"generation {command.generation}, attempt {command.attempt} does not hold {work.kind} {work.work_id}",
+        )
+    if work.lease is None or not hmac.compare_digest(hash_token(command.token), work.lease.token_sha256):
+        return Rejected(Code.LEASE_TOKEN_WRONG, "the token is not the one this lease was granted with")
+    return None
+
+
+def _order(work: WorkState, world: World) -> dict[str, Any] | Rejected:
+    """Location, files and profile of a spec, for its WorkOrder."""
+    spec = work.spec
+    location: str | None = None
+    files: list[FileEntry] = []
+    if not (isinstance(spec, JobSpec) and spec.verb != "load"):
+        artifact = world.get(ArtifactState, "artifact", spec.artifact_id)
+        if artifact is None:
+            return Rejected(Code.UNKNOWN_STREAM, f"there is no artifact set {spec.artifact_id}")
+        location = spec.location if isinstance(spec, VerifySpec) else artifact.verified.get(work.node_id)
+        files = artifact.files
+        if location is None:
+            return Rejected(Code.ARTIFACT_NOT_VERIFIED, f"node {work.node_id} has not verified {spec.artifact_id}")
+    profile = None
+    if isinstance(spec, ProbeSpec | JobSpec):
+        held = world.get(ProfileState, "profile", spec.profile_id)
+        profile = held.profile if held is not None else None
+    return {"location": location, "files": files, "profile": profile}

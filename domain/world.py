@@ -1,0 +1,71 @@
+"""World: the folded streams a decision may look at, with the time and the ids it may use.
+
+`get` raises NotLoaded for a stream that is not in memory. The caller loads it from the log and decides
+again from the start: deciding has no effects, so it may be repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from domain.fleet import Fleet
+from domain.states import State, stream_of
+from schemas.commands import Command
+
+S = TypeVar("S", bound=State)
+
+
+class NotLoaded(LookupError):  # noqa: N818 - it asks for more, it reports no error
+    """The decision needs this stream."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.stream = stream
+
+
+class Ids(Protocol):
+    """A source of identifiers and secrets."""
+
+    def token(self) -> str:
+        """A new subject-safe id, unique for all practical purposes."""
+
+    def secret(self) -> str:
+        """A new unguessable string of at least 128 bits."""
+
+
+class Limits(Protocol):
+    """Terms the control plane grants, in milliseconds."""
+
+    lease_ms: int
+    session_ms: int
+    beat_ms: int
+    queue_ms: int
+
+
+class World:
+    """`states` maps a stream id to its state, None for a stream that is known to be empty."""
+
+    def __init__(self, fleet: Fleet, ids: Ids, limits: Limits) -> None:
+        self.states: dict[str, State | None] = {}
+        self.fleet = fleet
+        self.ids = ids
+        self.limits = limits
+        self.now_ms = 0
+
+    def get(self, kind: type[S], noun: str, ident: str) -> S | None:
+        """The state of `<noun>-<ident>`, None where it does not exist. Raises NotLoaded."""
+        stream = stream_of(noun, ident)
+        try:
+            state = self.states[stream]
+        except KeyError:
+            raise NotLoaded(stream) from None
+        return state if isinstance(state, kind) else None
+
+    def stamp(self, command: Command) -> dict[str, Any]:
+        """The fields every event takes from its command and its moment."""
+        return {
+            "at_ms": self.now_ms,
+            "command_id": command.command_id,
+            "actor": command.actor,
+            "traceparent": command.traceparent,
+        }

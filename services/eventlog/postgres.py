@@ -1,0 +1,221 @@
+"""The EventLog in PostgreSQL: the `eventsourcing` library's recorder, with receipts and an epoch.
+
+The library's locking path does the appending: it takes the table's EXCLUSIVE lock first, so that
+positions become visible in order. ENABLE_DB_FUNCTIONS is never on, because that path does not lock and
+lets a tailing reader skip events. This class adds, inside the same transaction and after the lock:
+
+* the epoch: rows go in only while `leadership.epoch` is the caller's. Taking over holds the same lock, so
+  an append is decided wholly before or wholly after it;
+* the receipts of the commands in the group, with the position of each one's last event;
+* parameters as hand-built binary arrays, and no NOTIFY: wake-ups go over the bus and are only hints.
+
+The library repeats an append whose connection broke. If the lost one had landed, the repeat meets its own
+receipts: ReceiptExists then means "look at the receipts" before anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import psycopg
+from eventsourcing.persistence import IntegrityError, PersistenceError, StoredEvent
+from eventsourcing.postgres import PostgresApplicationRecorder, PostgresDatastore
+from psycopg.conninfo import conninfo_to_dict
+
+from services.eventlog.arrays import BigintArray, ByteaArray, NullableBigintArray, TextArray, register_arrays
+from services.eventlog.port import (
+    LogRow,
+    LogUnavailable,
+    NewEvent,
+    NewReceipt,
+    Receipt,
+    ReceiptExists,
+    Superseded,
+    VersionConflict,
+)
+
+SCHEMA = "tenure"
+EVENTS_TABLE = "stored_events"
+CONNECT_TIMEOUT_S = 5.0
+
+INSERT_EVENTS = f"""
+INSERT INTO {SCHEMA}.{EVENTS_TABLE} (originator_id, originator_version, topic, state)
+SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bytea[])
+WHERE (SELECT epoch FROM {SCHEMA}.leadership) = %s
+RETURNING notification_id
+"""  # noqa: S608 - constants of this module
+# Under the lock this transaction alone draws positions, so its own are the last `n` of the sequence.
+INSERT_RECEIPTS = f"""
+INSERT INTO {SCHEMA}.receipts (command_id, body_sha256, outcome, position)
+SELECT r.command_id, r.body_sha256, r.outcome,
+       CASE WHEN r.back IS NULL THEN NULL
+            ELSE currval(pg_get_serial_sequence('{SCHEMA}.{EVENTS_TABLE}', 'notification_id')) - r.back END
+FROM unnest(%s::text[], %s::bytea[], %s::bytea[], %s::bigint[]) AS r (command_id, body_sha256, outcome, back)
+WHERE (SELECT epoch FROM {SCHEMA}.leadership) = %s
+"""  # noqa: S608
+COLUMNS = "notification_id, originator_id, originator_version, topic, state"
+READ = f"SELECT {COLUMNS} FROM {SCHEMA}.{EVENTS_TABLE} WHERE notification_id > %s ORDER BY notification_id LIMIT %s"  # noqa: S608
+READ_STREAMS = f"""
+SELECT {COLUMNS} FROM {SCHEMA}.{EVENTS_TABLE}
+WHERE originator_id = ANY(%s::text[]) AND notification_id <= %s ORDER BY notification_id
+"""  # noqa: S608
+READ_RECEIPTS = f"SELECT command_id, body_sha256, outcome, position FROM {SCHEMA}.receipts WHERE command_id = ANY(%s::text[])"  # noqa: S608
+LAST = f"SELECT coalesce(max(notification_id), 0) FROM {SCHEMA}.{EVENTS_TABLE}"  # noqa: S608
+TAKE_EPOCH = f"UPDATE {SCHEMA}.leadership SET epoch = epoch + 1, holder = %s, taken_at = now() RETURNING epoch"  # noqa: S608
+EVERYTHING = 2**62
+
+T = TypeVar("T")
+
+
+class TenureRecorder(PostgresApplicationRecorder):
+    """The library's recorder, with our statements at its extension points."""
+
+    def _insert_events(self, curs: Any, stored_events: Sequence[StoredEvent], **kwargs: Any) -> None:
+        if not stored_events:  # a group of refusals: receipts alone
+            self._lock_table(curs)
+            self._insert_receipts(curs, 0, **kwargs)
+
+    def _insert_stored_events(self, curs: Any, stored_events: Sequence[StoredEvent], **kwargs: Any) -> None:
+        self._lock_table(curs)
+        curs.execute(
+            INSERT_EVENTS,
+            (
+                TextArray([event.originator_id for event in stored_events]),  # type: ignore[misc]
+                BigintArray([event.originator_version for event in stored_events]),
+                TextArray([event.topic for event in stored_events]),
+                ByteaArray([event.state for event in stored_events]),
+                kwargs["epoch"],
+            ),
+            prepare=True,
+        )
+        with curs.connection.cursor() as receipts_curs:
+            self._insert_receipts(receipts_curs, len(stored_events), **kwargs)
+
+    def _insert_receipts(self, curs: Any, events: int, *, epoch: int, receipts: Sequence[NewReceipt]) -> None:
+        if not receipts:
+            return
+        backs = [None if r.last_event is None else events - 1 - r.last_event for r in receipts]
+        parameters = (
+            TextArray([receipt.command_id for receipt in receipts]),
+            ByteaArray([receipt.body_sha256 for receipt in receipts]),
+            ByteaArray([receipt.outcome for receipt in receipts]),
+            NullableBigintArray(backs),
+            epoch,
+        )
+        curs.execute(INSERT_RECEIPTS, parameters, prepare=True)
+        if not events:
+            curs.fetchone() if curs.description else None
+            if curs.rowcount != len(receipts):
+                raise Superseded(f"epoch {epoch} is over")
+
+    def _fetch_ids_after_insert_events(
+        self, curs: Any, stored_events: Sequence[StoredEvent], **kwargs: Any
+    ) -> Sequence[int]:
+        positions = [row["notification_id"] for row in curs.fetchall()]
+        if len(positions) != len(stored_events):
+            raise Superseded(f"epoch {kwargs['epoch']} is over")
+        return positions
+
+    def _notify_channel(self, curs: Any) -> None:
+        """No NOTIFY: wake-ups go over the bus."""
+
+
+class PostgresLog:
+    """EventLog on one connection and one thread: calls queue up in order."""
+
+    def __init__(self, dsn: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="eventlog")
+        self._datastore = open_datastore(dsn)
+        self._recorder = TenureRecorder(self._datastore, events_table_name=EVENTS_TABLE)
+        if self._datastore.enable_db_functions:
+            raise RuntimeError("ENABLE_DB_FUNCTIONS lets tailing readers skip events; it must be off")
+
+    async def append(self, events: Sequence[NewEvent], receipts: Sequence[NewReceipt], epoch: int) -> list[int]:
+        return await self._call(self._append, events, receipts, epoch)
+
+    async def read(self, after: int, limit: int) -> list[LogRow]:
+        return await self._call(self._read, READ, (after, limit))
+
+    async def read_streams(self, streams: Sequence[str], up_to: int | None = None) -> list[LogRow]:
+        bound = EVERYTHING if up_to is None else up_to
+        return await self._call(self._read, READ_STREAMS, (TextArray(list(streams)), bound))
+
+    async def receipts(self, command_ids: Sequence[str]) -> dict[str, Receipt]:
+        rows = await self._call(self._rows, READ_RECEIPTS, (TextArray(list(command_ids)),))
+        return {row[0]: Receipt(bytes(row[1]), bytes(row[2]), row[3]) for row in rows}
+
+    async def last_position(self) -> int:
+        return int((await self._call(self._rows, LAST, ()))[0][0])
+
+    async def take_epoch(self, holder: str) -> int:
+        return await self._call(self._take_epoch, holder)
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._datastore.close)
+        self._executor.shutdown(wait=False)
+
+    async def _call(self, function: Callable[..., T], *args: Any) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._executor, functools.partial(function, *args))
+        except psycopg.Error as error:
+            raise LogUnavailable(str(error)) from error
+        except IntegrityError as error:
+            raise _integrity(error) from error
+        except PersistenceError as error:
+            raise LogUnavailable(str(error)) from error
+
+    def _append(self, events: Sequence[NewEvent], receipts: Sequence[NewReceipt], epoch: int) -> list[int]:
+        stored = [StoredEvent(event.stream, event.version, event.topic, event.state) for event in events]
+        return list(self._recorder.insert_events(stored, receipts=receipts, epoch=epoch) or ())
+
+    def _rows(self, query: str, parameters: tuple[Any, ...]) -> list[Any]:
+        with self._datastore.get_connection() as conn, conn.cursor(binary=True, row_factory=_tuples) as curs:
+            return curs.execute(query, parameters, prepare=True).fetchall()
+
+    def _read(self, query: str, parameters: tuple[Any, ...]) -> list[LogRow]:
+        with self._datastore.get_connection() as conn, conn.cursor(binary=True, row_factory=_tuples) as curs:
+            return [LogRow(*row) for row in curs.execute(query, parameters, prepare=True).fetchall()]
+
+    def _take_epoch(self, holder: str) -> int:
+        with self._datastore.get_connection() as conn, conn.transaction(), conn.cursor(row_factory=_tuples) as curs:
+            self._recorder._lock_table(curs)
+            row = curs.execute(TAKE_EPOCH, (holder,)).fetchone()
+            if row is None:
+                raise LogUnavailable("the leadership row is missing; run the migration")
+            return int(row[0])
+
+
+def open_datastore(dsn: str) -> PostgresDatastore:
+    """The library's datastore for a libpq DSN or URI, with every option of the DSN kept."""
+    options = conninfo_to_dict(dsn)
+    datastore = PostgresDatastore(
+        dbname=str(options.get("dbname") or ""), host=str(options.get("host") or ""),
+        port=str(options.get("port") or 5432), user=str(options.get("user") or ""), password="",
+        pool_size=1, connect_timeout=CONNECT_TIMEOUT_S, schema=SCHEMA, originator_id_type="text",
+        enable_db_functions=False,
+    )  # fmt: skip
+    pool: Any = datastore.pool
+    pool.kwargs = {"row_factory": pool.kwargs["row_factory"], "connect_timeout": int(CONNECT_TIMEOUT_S), **options}
+    configure = pool._configure
+
+    def with_arrays(conn: psycopg.Connection[Any]) -> None:
+        configure(conn)
+        register_arrays(conn)
+
+    pool._configure = with_arrays
+    return datastore
+
+
+def _tuples(cursor: Any) -> Any:
+    return psycopg.rows.tuple_row(cursor)
+
+
+def _integrity(error: IntegrityError) -> Exception:
+    diag = getattr(error.__cause__, "diag", None)
+    table = getattr(diag, "table_name", None)
+    return ReceiptExists(str(error)) if table == "receipts" else VersionConflict(str(error))
