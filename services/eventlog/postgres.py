@@ -106,11 +106,12 @@ class TenureRecorder(PostgresApplicationRecorder):
             NullableBigintArray(backs),
             epoch,
         )
-        curs.execute(INSERT_RECEIPTS, parameters, prepare=True)
-        if not events:
-            curs.fetchone() if curs.description else None
-            if curs.rowcount != len(receipts):
-                raise Superseded(f"epoch {epoch} is over")
+        if events:
+            curs.execute(INSERT_RECEIPTS, parameters, prepare=True)
+            return
+        curs.execute(INSERT_RECEIPTS + " RETURNING 1", parameters, prepare=True)
+        if len(curs.fetchall()) != len(receipts):
+            raise Superseded(f"epoch {epoch} is over")
 
     def _fetch_ids_after_insert_events(
         self, curs: Any, stored_events: Sequence[StoredEvent], **kwargs: Any
