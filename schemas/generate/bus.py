@@ -154,6 +154,15 @@ def _commands() -> Iterator[str]:
         yield ""
         yield from _field_table(fields_of(struct, without=commands.Command))
         yield from _example(shown[name], without_defaults=True)
+        yield from _result(name)
+
+
+def _result(name: str) -> Iterator[str]:
+    holds = [f"`{key}` ({says})" for key, says in contract.RESULTS[name].items()]
+    yield "`result` of an accepted reply: " + ("; ".join(holds) if holds else "empty") + "."
+    if name == "lease.claim":
+        yield "The first reply adds the other fields of a [WorkOrder](#workorder), among them the token."
+    yield ""
 
 
 def _replies() -> Iterator[str]:
@@ -173,6 +182,7 @@ def _queries() -> Iterator[str]:
     yield ""
     yield f"By request on `{subjects.QUERY}.<table>`. The columns of each table are in its rows."
     yield ""
+    yield from _table(("table", "a row is"), ((f"`{table}`", says) for table, says in contract.TABLES.items()))
     yield from _struct(queries.Query)
     yield from _example(examples.QUERY)
     yield from _struct(queries.QueryReply)

@@ -260,6 +260,50 @@ WORKER_PROOF: dict[str, str] = {
 }
 
 
+# What `result` of an accepted Reply holds, by command.
+RESULTS: dict[str, dict[str, str]] = {
+    "artifact.register": {"artifact_id": "the digest that names the set"},
+    "artifact.verify": {"work_id": "the verification"},
+    "assessment.request": {"work_id": "the assessment; later commands call it `assessment_id`"},
+    "profile.create": {"profile_id": "the digest that names the profile"},
+    "probe.request": {"work_id": "the probe; its candidate, if one appears, has the same id"},
+    "work.cancel": {"work_id": "the work that was, or will be, cancelled"},
+    "approval.grant": {"candidate_id": "the candidate", "candidate_digest": "the digest that is approved"},
+    "approval.revoke": {"candidate_id": "the candidate"},
+    "deployment.create": {"deployment_id": "the deployment"},
+    "deployment.retire": {"deployment_id": "the deployment"},
+    "job.request": {
+        "work_id": "the job, or null where what was asked already holds",
+        "state": "the residency's state, but for `health`",
+        "joined": "true where the same job was under way and you are told its id",
+    },
+    "node.enrol": {"node_id": "the node"},
+    "node.disable": {"node_id": "the node"},
+    "node.enable": {"node_id": "the node"},
+    "worker.register": {
+        "generation": "the generation of this worker process",
+        "session_ms": "the term of its session",
+        "beat_ms": "how often to send a heartbeat",
+        "lease_ms": "the term of a work lease",
+    },
+    "worker.leave": {},
+    "lease.claim": {"work_id": "the work", "attempt": "the attempt that this lease is for"},
+    "lease.renew": {"until_ms": "the new end on the control plane's clock", "lease_ms": "the term"},
+    "lease.release": {},
+}
+
+# Tables that can be queried, and what one row is.
+TABLES: dict[str, str] = {
+    "artifact": "an ArtifactSet, and the nodes that verified it",
+    "profile": "a RuntimeProfile",
+    "node": "a node, its newest generation and session",
+    "work": "a work item of any kind, with its result",
+    "candidate": "a DeploymentCandidate and its approval",
+    "deployment": "a CapabilityDeployment",
+    "residency": "what the log knows of one deployment on one node; whether it is loaded now is asked live",
+}
+
+
 def sender_of(command: str) -> str:
     return WORKER_PROOF.get(command, ANYONE)
 
