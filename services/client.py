@@ -84,7 +84,7 @@ class Client:
     async def close(self) -> None:
         await self.wire.close()
 
-    async def command(self, name: str, *, command_id: str | None = None, **fields: Any) -> Reply:
+    async def command(self, name: str, /, *, command_id: str | None = None, **fields: Any) -> Reply:
         """Send the command `<noun>.<verb>` and return its outcome, accepted or rejected."""
         ident = command_id or uuid.uuid4().hex
         body = {"command_id": ident, "actor": self.actor, **fields}
@@ -109,7 +109,7 @@ class Client:
         message = f"{name} was sent {COMMAND_SENDINGS_MAX} times and not answered in {waited_s} s; command_id {ident}"
         raise Refusal(Code.UNAVAILABLE, message, {"advice": UNKNOWN_OUTCOME, "command_id": ident})
 
-    async def accepted(self, name: str, *, command_id: str | None = None, **fields: Any) -> Reply:
+    async def accepted(self, name: str, /, *, command_id: str | None = None, **fields: Any) -> Reply:
         """Like `command`, with a rejection raised as the Refusal it is."""
         reply = await self.command(name, command_id=command_id, **fields)
         if reply.outcome == "rejected":

@@ -82,6 +82,9 @@ class Wire(Protocol):
     def stream(self, stream: str, subject: str, start: int, follow: bool) -> AsyncIterator[Published]:
         """The messages from sequence `start` (negative: that many before the end); ends unless `follow`."""
 
+    async def seek(self, stream: str, reached: Callable[[Published], bool]) -> int:
+        """The first sequence for which `reached` holds, where it holds for all that follow."""
+
     async def close(self) -> None: ...
 
 
@@ -214,6 +217,22 @@ class NatsWire:
         finally:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 await reader.unsubscribe()
+
+    async def seek(self, stream: str, reached: Callable[[Published], bool]) -> int:
+        jetstream = self._nats.jetstream()
+        try:
+            state = (await jetstream.stream_info(stream)).state
+            low, high = max(1, state.first_seq), state.last_seq + 1
+            while low < high:  # halves: at most 64 rounds
+                middle = (low + high) // 2
+                raw = await jetstream.get_msg(stream, middle)
+                if reached(Published(raw.subject or "", raw.data or b"", dict(raw.headers or {}), middle, 0)):
+                    high = middle
+                else:
+                    low = middle + 1
+        except (nats.errors.Error, TimeoutError) as error:
+            raise Unreachable(f"stream {stream} cannot be searched: {_words(error)}") from error
+        return low
 
     @staticmethod
     async def _reader(

@@ -1,0 +1,123 @@
+"""How a work item's final statement is shown: the facts a person decides on, in the order they need them.
+
+Statements arrive as plain values, as the tables hold them; what a statement lacks is left out, never invented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from projections.rows import WorkRow
+from services.cli.formats import reading, short, size, span, yes
+
+Facts = list[tuple[str, object]]
+_HEALTH_LAYERS = ("process", "runtime", "model", "capability")
+
+
+def facts(work: WorkRow) -> Facts:
+    """Everything worth seeing about a work item and what it found."""
+    shown: Facts = [("work", work.id), ("kind", work.kind), ("node", work.node_id), ("stage", work.stage)]
+    if work.attempt:
+        shown.append(("attempt", f"{work.attempt}, generation {work.generation}"))
+    if work.artifact_id:
+        shown.append(("artifact", short(work.artifact_id)))
+    if work.profile_id:
+        shown.append(("profile", short(work.profile_id)))
+    if work.deployment_id:
+        shown.append(("deployment", short(work.deployment_id)))
+    if work.ended_at_ms is not None:
+        shown.append(("took", span(work.ended_at_ms - work.requested_at_ms)))
+    if work.code:
+        shown.append(("code", work.code))
+    if work.message:
+        shown.append(("message", work.message))
+    if work.rejected_evidence:
+        shown.append(("rejected evidence", work.rejected_evidence))
+    return shown + statement(work.result)
+
+
+def statement(result: Mapping[str, Any]) -> Facts:
+    """The facts of one statement, whatever its kind."""
+    shown: Facts = []
+    if "compatible" in result:
+        shown += _assessment(result)
+    if "location" in result:
+        shown.append(("location", result["location"]))
+        shown.append(("bytes hashed", f"{size(result.get('bytes'))} in {span(result.get('duration_ms'))}"))
+    timings = [
+        f"{stage} {span(result[f'{stage}_ms'])}"
+        for stage in ("prepare", "load", "health", "unload", "waited")
+        if result.get(f"{stage}_ms") is not None
+    ]
+    if timings:
+        shown.append(("timings", ", ".join(timings)))
+    if isinstance(result.get("health"), Mapping):
+        shown += _health(result["health"])
+    if isinstance(result.get("memory"), Mapping):
+        shown += _memory(result["memory"])
+    if isinstance(result.get("offline"), Mapping):
+        shown += _offline(result["offline"])
+    shown += [
+        (label, result[field])
+        for field, label in (
+            ("child_pid", "child pid"),
+            ("child_exit_code", "child exit code"),
+            ("invocations", "invocations"),
+            ("in_flight", "in flight"),
+        )
+        if result.get(field) is not None
+    ]
+    return shown
+
+
+def _assessment(result: Mapping[str, Any]) -> Facts:
+    shown: Facts = [("compatible", yes(result["compatible"]))]
+    shown += [("reason", f"{each.get('code')}: {each.get('message')}") for each in result.get("reasons") or []]
+    for field in ("architecture", "parameters", "dimensions", "max_length"):
+        if result.get(field) is not None:
+            value = result[field]
+            shown.append((field.replace("_", " "), f"{value:,}" if isinstance(value, int) else value))
+    if result.get("weights_bytes") is not None:
+        shown.append(("weights", size(result["weights_bytes"])))
+    return shown
+
+
+def _health(health: Mapping[str, Any]) -> Facts:
+    layers = ", ".join(f"{layer} {'ok' if health.get(layer) else 'FAILED'}" for layer in _HEALTH_LAYERS)
+    shown: Facts = [("health", f"{layers} in {span(health.get('latency_ms'))}")]
+    if health.get("output_dimensions") is not None:
+        shown.append(
+            ("output", f"{health['output_dimensions']} dimensions, digest {short(health.get('output_digest'))}")
+        )
+    if health.get("detail"):
+        shown.append(("detail", health["detail"]))
+    return shown
+
+
+def _memory(memory: Mapping[str, Any]) -> Facts:
+    def row(label: str, *fields: str) -> tuple[str, object]:
+        said = [f"{field.rpartition('_')[2]} {reading(memory.get(field))}" for field in fields]
+        return label, ", ".join(said)
+
+    complete = "complete" if memory.get("reclaim_complete") else "not complete"
+    return [
+        row("process memory", "process_before", "process_peak", "process_loaded", "process_after"),
+        row("allocator", "allocator_loaded", "allocator_after"),
+        row("device", "device_used_before", "device_used_loaded", "device_used_after", "device_external"),
+        ("reclaimed", f"{reading(memory.get('reclaimed'))} ({complete})"),
+    ]
+
+
+def _offline(offline: Mapping[str, Any]) -> Facts:
+    attempts = offline.get("attempts") or []
+    refused = sum(1 for each in attempts if each.get("refused"))
+    word = "proven" if offline.get("proven") else "NOT PROVEN"
+    shown: Facts = [("offline", f"{word}: {refused} of {len(attempts)} attempts refused")]
+    shown.append(("layers", ", ".join(offline.get("applied") or []) or "none"))
+    if offline.get("missing"):
+        shown.append(("layers missing", ", ".join(offline["missing"])))
+    shown += [
+        ("got through", f"{each.get('action')}: {each.get('detail')}") for each in attempts if not each.get("refused")
+    ]
+    return shown
