@@ -64,7 +64,7 @@ def request_assessment(command: RequestAssessment, world: World) -> Outcome:
 
 
 def create_profile(command: CreateProfile, world: World) -> Outcome:
-    """The assessment must be compatible and for the profile's adapter and task. The same settings twice are one profile."""
+    """The assessment must be compatible and for the same adapter and task. Equal settings are one profile."""
     assessment = _assessment(command.assessment_id, world)
     if isinstance(assessment, Rejected):
         return assessment

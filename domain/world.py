@@ -15,7 +15,7 @@ from schemas.commands import Command
 S = TypeVar("S", bound=State)
 
 
-class NotLoaded(LookupError):  # noqa: N818 - it asks for more, it reports no error
+class NotLoaded(LookupError):
     """The decision needs this stream."""
 
     def __init__(self, stream: str) -> None:
@@ -36,10 +36,21 @@ class Ids(Protocol):
 class Limits(Protocol):
     """Terms the control plane grants, in milliseconds."""
 
-    lease_ms: int
-    session_ms: int
-    beat_ms: int
-    queue_ms: int
+    @property
+    def lease_ms(self) -> int:
+        """The term of a work lease."""
+
+    @property
+    def session_ms(self) -> int:
+        """The term of a worker session."""
+
+    @property
+    def beat_ms(self) -> int:
+        """How often a worker should send a heartbeat."""
+
+    @property
+    def queue_ms(self) -> int:
+        """How long work may wait for its first claim."""
 
 
 class World:
@@ -47,6 +58,7 @@ class World:
 
     def __init__(self, fleet: Fleet, ids: Ids, limits: Limits) -> None:
         self.states: dict[str, State | None] = {}
+        self.versions: dict[str, int] = {}
         self.fleet = fleet
         self.ids = ids
         self.limits = limits

@@ -139,7 +139,7 @@ ADVICE: dict[Code, str] = {
 }
 
 
-class Refusal(Exception):  # noqa: N818 - a refusal is an expected answer, not an error of the program
+class Refusal(Exception):
     """A coded refusal on its way out of code that cannot return one. Never raised by `domain`."""
 
     def __init__(self, code: Code, message: str, detail: dict[str, str] | None = None) -> None:

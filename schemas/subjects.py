@@ -15,7 +15,8 @@ BEAT = "tenure.beat.v1"
 LIVE = "tenure.live.v1"
 SERVE = "tenure.serve.v1"
 QUERY = "tenure.query.v1"
-WAKE = "tenure.wake.v1"  # a committed position; a hint for tailing readers, carries no state
+WAKE = "tenure.wake.v1.log"  # a committed position; a hint for tailing readers, carries no state
+WAKE_VIEW = "tenure.wake.v1.view"  # a projected position; a hint for queries that wait
 
 STREAM_COMMANDS = "COMMANDS"
 STREAM_EVENTS = "EVENTS"

@@ -48,7 +48,9 @@ class BigintArray(_Array):
 
     def __init__(self, items: Sequence[int]) -> None:
         body = b"".join([_BIGINT_ELEMENT(8, item) for item in items])
-        super().__init__(_HEADER.pack(1 if items else 0, 0, _BIGINT, len(items), 1) + body if items else _empty(_BIGINT))
+        super().__init__(
+            _HEADER.pack(1 if items else 0, 0, _BIGINT, len(items), 1) + body if items else _empty(_BIGINT)
+        )
 
 
 class NullableBigintArray(_Array):

@@ -63,7 +63,9 @@ READ_STREAMS = f"""
 SELECT {COLUMNS} FROM {SCHEMA}.{EVENTS_TABLE}
 WHERE originator_id = ANY(%s::text[]) AND notification_id <= %s ORDER BY notification_id
 """  # noqa: S608
-READ_RECEIPTS = f"SELECT command_id, body_sha256, outcome, position FROM {SCHEMA}.receipts WHERE command_id = ANY(%s::text[])"  # noqa: S608
+READ_RECEIPTS = (
+    f"SELECT command_id, body_sha256, outcome, position FROM {SCHEMA}.receipts WHERE command_id = ANY(%s::text[])"  # noqa: S608
+)
 LAST = f"SELECT coalesce(max(notification_id), 0) FROM {SCHEMA}.{EVENTS_TABLE}"  # noqa: S608
 TAKE_EPOCH = f"UPDATE {SCHEMA}.leadership SET epoch = epoch + 1, holder = %s, taken_at = now() RETURNING epoch"  # noqa: S608
 EVERYTHING = 2**62

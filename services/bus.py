@@ -1,0 +1,87 @@
+"""The bus: one way to connect, and the JetStream streams Tenure needs.
+
+Reconnecting is without end, because a service has nothing better to do; every request has its own bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nats
+import nats.js.errors
+import nats.micro
+import structlog
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+
+from schemas import subjects
+from schemas.tokens import MESSAGE_BYTES_MAX
+from services.settings import Settings
+
+log = structlog.get_logger()
+
+CONNECT_TIMEOUT_S = 5
+RECONNECT_WAIT_S = 0.5
+PENDING_BYTES_MAX = 64 * 1024 * 1024
+COMMANDS_MAX = 1_000_000
+EVIDENCE_MAX = 1_000_000
+OFFERS_MAX = 100_000
+DUPLICATE_WINDOW_S = 120
+
+STREAMS = (
+    StreamConfig(
+        name=subjects.STREAM_COMMANDS, subjects=[f"{subjects.CMD}.>"], retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.FILE, max_msgs=COMMANDS_MAX, discard=DiscardPolicy.NEW, max_msg_size=MESSAGE_BYTES_MAX,
+    ),
+    StreamConfig(
+        name=subjects.STREAM_EVENTS, subjects=[f"{subjects.EVT}.>"], retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE, duplicate_window=DUPLICATE_WINDOW_S,
+    ),
+    StreamConfig(
+        name=subjects.STREAM_WORK, subjects=[f"{subjects.WORK}.>"], retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE, max_msgs_per_subject=1, max_msgs=OFFERS_MAX, max_age=86_400,
+    ),
+    StreamConfig(
+        name=subjects.STREAM_EVIDENCE, subjects=[f"{subjects.EVIDENCE}.>"], retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.FILE, max_msgs=EVIDENCE_MAX, discard=DiscardPolicy.NEW, max_msg_size=MESSAGE_BYTES_MAX,
+    ),
+)  # fmt: skip
+
+
+async def connect(settings: Settings, name: str) -> Client:
+    """A connection under `name`. Raises nats.errors.NoServersError where none can be had."""
+    if settings.nats_url is None:
+        raise ValueError("TENURE_NATS_URL is not set and no embedded server is running")
+    options: dict[str, Any] = {}
+    if settings.nats_user:
+        options = {"user": settings.nats_user, "password": settings.nats_password}
+
+    async def on_error(error: Exception) -> None:
+        log.warning("bus.error", error=repr(error))
+
+    async def on_disconnected() -> None:
+        log.warning("bus.disconnected")
+
+    async def on_reconnected() -> None:
+        log.info("bus.reconnected")
+
+    return await nats.connect(
+        settings.nats_url, name=name, connect_timeout=CONNECT_TIMEOUT_S, max_reconnect_attempts=-1,
+        reconnect_time_wait=RECONNECT_WAIT_S, pending_size=PENDING_BYTES_MAX, error_cb=on_error,
+        disconnected_cb=on_disconnected, reconnected_cb=on_reconnected, **options,
+    )  # fmt: skip
+
+
+async def ensure_streams(js: JetStreamContext) -> None:
+    """Create the streams that are not there. Existing ones are left as an operator set them."""
+    for config in STREAMS:
+        try:
+            await js.stream_info(str(config.name))
+        except nats.js.errors.NotFoundError:
+            await js.add_stream(config)
+
+
+async def announce(nc: Client, name: str) -> None:
+    """Make a process without endpoints answer `$SRV.PING`, so that `tenure doctor` sees it."""
+    await nats.micro.add_service(nc, name=name, version="1.0.0")

@@ -1,0 +1,141 @@
+"""Intake: how commands, heartbeats and evidence reach the writer, and how outcomes go back.
+
+The same commands come by request (`tenure.rpc.v1`, a NATS micro service) and over the durable stream
+(`tenure.cmd.v1`). Decoding is strict. What cannot be decoded is answered with COMMAND_MALFORMED and
+leaves no receipt, because it has no trustworthy id; nothing else in the process notices it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+import msgspec
+import structlog
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from nats.aio.msg import Msg
+
+from domain.fleet import Fleet
+from schemas import subjects
+from schemas.codes import Code
+from schemas.commands import BY_SUBJECT, RPC_ONLY, Command, SubmitEvidence
+from schemas.evidence import Evidence, SignedEvidence
+from schemas.live import Beat
+from schemas.replies import Reply
+from schemas.tokens import is_token
+from services.control.sessions import Sessions
+from services.control.writer import Submission, Writer, refusal
+
+log = structlog.get_logger()
+
+_DECODERS = {name: msgspec.json.Decoder(struct).decode for name, struct in BY_SUBJECT.items()}
+_decode_beat = msgspec.json.Decoder(Beat).decode
+_decode_signed = msgspec.json.Decoder(SignedEvidence).decode
+_decode_evidence = msgspec.json.Decoder(Evidence).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def decode_command(name: str, body: bytes, headers: dict[str, str] | None = None) -> Command | Reply:
+    """The command struct for `<noun>.<verb>`, or the rejection of a body that is none."""
+    decode = _DECODERS.get(name)
+    if decode is None:
+        return refusal(None, Code.COMMAND_UNKNOWN, f"there is no command {name!r}")
+    try:
+        command: Command = decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return refusal(None, Code.COMMAND_MALFORMED, f"{name}: {error}")
+    trace = headers.get(subjects.HEADER_TRACEPARENT) if headers else None
+    if trace and len(trace) <= 64 and command.traceparent is None:
+        return msgspec.structs.replace(command, traceparent=trace)
+    return command
+
+
+class Intake:
+    def __init__(self, writer: Writer, sessions: Sessions, fleet: Fleet) -> None:
+        self._writer = writer
+        self._sessions = sessions
+        self._fleet = fleet
+
+    async def on_rpc(self, request: Any) -> None:
+        """A request on `tenure.rpc.v1.<noun>.<verb>` (a `nats.micro.Request`); answered after the commit."""
+        name = request.subject[len(subjects.RPC) + 1 :]
+        decoded = decode_command(name, request.data, request.headers)
+        if isinstance(decoded, Reply):
+            await request.respond(_encode(decoded))
+            return
+
+        async def respond(reply: Reply) -> None:
+            await request.respond(_encode(reply))
+
+        await self._writer.submit(Submission(decoded, respond))
+
+    async def on_durable(self, message: Msg) -> None:
+        """A message of COMMANDS; acknowledged when its receipt is committed, taken out when it is no command."""
+        name = message.subject[len(subjects.CMD) + 1 :]
+        decoded = decode_command(name, message.data, message.headers)
+        if not isinstance(decoded, Reply) and name in RPC_ONLY:
+            decoded = refusal(decoded, Code.COMMAND_NOT_DURABLE, f"{name} needs its reply")
+        if isinstance(decoded, Reply):
+            log.warning("command.refused", command=name, code=decoded.code, message=decoded.message)
+            await message.term()
+            return
+        await self._writer.submit(Submission(decoded, _acknowledge(message)))
+
+    async def on_evidence(self, message: Msg) -> None:
+        """A message of EVIDENCE. Taken out where it is not even evidence; else decided and acknowledged."""
+        try:
+            signed = _decode_signed(message.data)
+            evidence = _decode_evidence(signed.payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            log.warning("evidence.malformed", subject=message.subject, error=str(error))
+            await message.term()
+            return
+        placed = subjects.evidence_subject(evidence.node_id, evidence.generation, evidence.work_id)
+        if placed != message.subject:
+            log.warning("evidence.misplaced", subject=message.subject, belongs=placed)
+            await message.term()
+            return
+        command = SubmitEvidence(
+            command_id=evidence.evidence_id, actor=f"worker:{evidence.node_id}", signed=signed,
+            signature_valid=self._signature_valid(evidence, signed),
+        )  # fmt: skip
+        await self._writer.submit(Submission(command, _acknowledge(message)))
+
+    async def on_beat(self, message: Msg) -> None:
+        try:
+            beat = _decode_beat(message.data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            log.warning("beat.malformed", subject=message.subject, error=str(error))
+            return
+        if not is_token(beat.node_id) or message.subject != subjects.beat_subject(beat.node_id) or not message.reply:
+            log.warning("beat.misplaced", subject=message.subject)
+            return
+        confirmed = await self._writer.committed(beat.unconfirmed)
+        await message.respond(_encode(self._sessions.beat(beat, confirmed)))
+
+    def _signature_valid(self, evidence: Evidence, signed: SignedEvidence) -> bool:
+        node = self._fleet.nodes.get(evidence.node_id)
+        key = node.session_keys.get(evidence.generation) if node is not None else None
+        return key is not None and signature_valid(key, signed)
+
+
+def signature_valid(public_key: str, signed: SignedEvidence) -> bool:
+    """Whether `signed.signature` is Ed25519 of the payload's UTF-8 bytes under this key (raw, base64)."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key, validate=True))
+        key.verify(base64.b64decode(signed.signature, validate=True), signed.payload.encode())
+    except (ValueError, binascii.Error, InvalidSignature):
+        return False
+    return True
+
+
+def _acknowledge(message: Msg) -> Any:
+    async def respond(reply: Reply) -> None:
+        if reply.code in (Code.OVERLOADED, Code.UNAVAILABLE):
+            await message.nak(delay=1)
+        else:
+            await message.ack()
+
+    return respond

@@ -1,0 +1,79 @@
+"""Worker sessions and everything else that ends by the clock.
+
+A session is renewed by heartbeats, in this process's memory; only its loss is an event. After a start of
+the control plane every session that the log calls alive has one full term from now: nothing is granted
+anew until a loss is in the log, so waiting is safe. `due` says which commands time has made necessary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from domain.fleet import Fleet
+from domain.world import Limits
+from schemas.commands import Command, ExpireLease, LoseSession, PassDeadline
+from schemas.live import Beat, BeatReply
+from schemas.work import Offer
+from services.clock import Clock, RandomIds
+
+ACTOR = "control"
+OFFERS_PER_BEAT_MAX = 64
+
+
+class Term(NamedTuple):
+    generation: str
+    renewed_ms: int
+    inventory_digest: str
+
+
+class Sessions:
+    def __init__(self, fleet: Fleet, limits: Limits, clock: Clock, ids: RandomIds) -> None:
+        self._fleet = fleet
+        self._limits = limits
+        self._clock = clock
+        self._ids = ids
+        self._terms: dict[str, Term] = {}
+
+    def beat(self, beat: Beat, confirmed: list[str]) -> BeatReply:
+        """Renew the sender's session and tell it what it should know; `fenced` for any but the live generation."""
+        node = self._fleet.nodes.get(beat.node_id)
+        alive = node is not None and node.enabled and node.session == "alive" and node.generation == beat.generation
+        if not alive:
+            return BeatReply(True, self._limits.session_ms, self._limits.beat_ms, confirmed, [], [])
+        self._terms[beat.node_id] = Term(beat.generation, self._clock.now_ms(), beat.inventory_digest)
+        work = self._fleet.work_of(beat.node_id)
+        offers = [
+            Offer(item.work_id, item.node_id, item.kind, item.attempt + 1) for item in work if item.lease is None
+        ][:OFFERS_PER_BEAT_MAX]
+        cancelled = [item.work_id for item in work if item.lease is not None and item.cancel_requested]
+        return BeatReply(False, self._limits.session_ms, self._limits.beat_ms, confirmed, offers, cancelled)
+
+    def due(self) -> list[Command]:
+        """Commands for what has run out: sessions, leases, deadlines."""
+        now_ms = self._clock.now_ms()
+        commands: list[Command] = []
+        for node in self._fleet.nodes.values():
+            if node.session != "alive":
+                self._terms.pop(node.node_id, None)
+                continue
+            term = self._terms.get(node.node_id)
+            if term is None or term.generation != node.generation:
+                self._terms[node.node_id] = term = Term(node.generation, now_ms, "")
+            silent_ms = now_ms - term.renewed_ms
+            if silent_ms > self._limits.session_ms:
+                commands.append(
+                    LoseSession(
+                        command_id=self._ids.token(), actor=ACTOR, node_id=node.node_id, generation=node.generation,
+                        silent_ms=silent_ms,
+                    )
+                )  # fmt: skip
+        for work in self._fleet.open_work.values():
+            if work.lease is not None and now_ms > work.lease.until_ms:
+                commands.append(
+                    ExpireLease(
+                        command_id=self._ids.token(), actor=ACTOR, work_id=work.work_id, attempt=work.lease.attempt
+                    )
+                )
+            elif now_ms > work.deadline_ms:
+                commands.append(PassDeadline(command_id=self._ids.token(), actor=ACTOR, work_id=work.work_id))
+        return commands

@@ -1,0 +1,61 @@
+"""What every service process shares: settings, structured logs, uvloop, and an orderly end on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import structlog
+import uvloop
+
+from services.settings import Settings
+
+
+def configure_logging(settings: Settings, process: str) -> None:
+    """One line per event on standard error, as JSON where `TENURE_LOG_JSON` is set."""
+    level = logging.getLevelNamesMapping().get(settings.log_level.upper(), logging.INFO)
+    renderer = structlog.processors.JSONRenderer() if settings.log_json else structlog.dev.ConsoleRenderer(colors=False)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
+    structlog.contextvars.bind_contextvars(process=process)
+
+
+def run_service(process: str, main: Callable[[Settings, asyncio.Event], Awaitable[int]]) -> int:
+    """Run `main(settings, stop)` until it returns its exit code; SIGTERM and SIGINT set `stop`."""
+    settings = Settings().resolved()
+    configure_logging(settings, process)
+
+    async def supervised() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        return await main(settings, stop)
+
+    return uvloop.run(supervised())
+
+
+async def until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+    """Run `work` until it fails or `stop` is set; its error is raised, its end without one is an error."""
+    task = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    done, pending = await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for other in pending:
+        other.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    if task in done:
+        task.result()
+        raise RuntimeError("a service loop ended by itself")

@@ -1,0 +1,1 @@
+"""The query API: reads the projected tables, and says how fresh they are."""

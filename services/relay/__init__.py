@@ -1,0 +1,1 @@
+"""The relay: keeps JetStream EVENTS a true copy of the log."""
