@@ -121,7 +121,7 @@ class Child:
         return True
 
     async def stop(self) -> int | None:
-        """Stop it within `len(stop_signals) * grace_s + KILL_WAIT_S` seconds; its exit code, or None if it never ran."""
+        """Stop it in at most `len(stop_signals) * grace_s + KILL_WAIT_S`; its exit code, None if it never ran."""
         for number in self.stop_signals:
             self.signal(number)
             if await self.wait(self.grace_s):

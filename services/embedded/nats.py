@@ -20,11 +20,12 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-import nats
 import psutil
+from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from schemas.codes import Code, Refusal
+from services.embedded import leftovers
 from services.embedded.child import POLL_S, Child
 from services.embedded.credentials import ensure_secret, write_private
 from services.embedded.nats_conf import CONTROL, USERS, NatsSettings, render
@@ -33,7 +34,6 @@ HOST = "127.0.0.1"
 START_ATTEMPTS_MAX = 3
 START_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 2
-LEFTOVER_WAIT_S = 10.0
 
 
 def server_binary() -> Path:
@@ -118,18 +118,9 @@ class NatsServer:
 
     async def end_leftovers(self) -> None:
         """End a server that a dead supervisor left on this folder."""
-        left = self._processes()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for process in left:
-                try:
-                    process.send_signal(number)
-                except psutil.NoSuchProcess:
-                    continue
-            deadline = time.monotonic() + LEFTOVER_WAIT_S
-            while (left := self._processes()) and time.monotonic() < deadline:
-                await asyncio.sleep(POLL_S)
+        left = await leftovers.end(self._processes, (signal.SIGTERM, signal.SIGKILL))
         if left:
-            raise Refusal(Code.UNAVAILABLE, f"nats-server of an earlier run does not end: {[p.pid for p in left]}")
+            raise Refusal(Code.UNAVAILABLE, f"nats-server of an earlier run does not end: {left}")
 
     def _settings(self) -> NatsSettings:
         return NatsSettings(
@@ -147,14 +138,7 @@ class NatsServer:
         return port
 
     def _processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.name().startswith("nats-server") and str(self.config_file) in process.cmdline():
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-        return found
+        return list(leftovers.matching("nats-server", lambda process: str(self.config_file) in process.cmdline()))
 
     async def _ready(self) -> bool:
         """False when the server ended or the bound passed."""
@@ -166,20 +150,16 @@ class NatsServer:
         return False
 
     async def _answers(self) -> bool:
-        try:
-            with socket.create_connection((HOST, self.port or 0), timeout=CONNECT_TIMEOUT_S):
-                pass
-            client = await nats.connect(
-                self.url(), allow_reconnect=False, connect_timeout=CONNECT_TIMEOUT_S, error_cb=_ignore
-            )
-        except (OSError, NatsError, asyncio.TimeoutError):
+        if _port_is_free(self.port or 0):  # nobody listens yet
             return False
+        client = Client()
         try:
+            await client.connect(self.url(), allow_reconnect=False, connect_timeout=CONNECT_TIMEOUT_S, error_cb=_ignore)
             await client.jetstream(timeout=CONNECT_TIMEOUT_S).account_info()
-        except (NatsError, asyncio.TimeoutError):
+        except (OSError, NatsError):
             return False
         finally:
-            await client.close()
+            await client.close()  # also after a failed login: the client leaves its socket open
         return True
 
 

@@ -106,7 +106,7 @@ class NatsSettings:
 
 
 DEPLOYMENT = NatsSettings(
-    listen="0.0.0.0:4222",  # noqa: S104 - inside a container, on the network that compose.yaml gives it
+    listen="0.0.0.0:4222",
     store_dir="/data",
     passwords={user: f"${user.upper()}_PASSWORD" for user in USERS},
     include="../../run/secrets/nats_passwords",  # relative to /etc/nats: the server joins it to its own folder

@@ -32,6 +32,7 @@ import psycopg
 from psycopg import sql
 
 from schemas.codes import Code, Refusal
+from services.embedded import leftovers
 from services.embedded.child import POLL_S, Child
 
 SERVER_VERSION = 18
@@ -42,7 +43,6 @@ PORT = 5432  # only names the socket file
 INITDB_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 15.0
-LEFTOVER_WAIT_S = 10.0
 SOCKET_PATH_BYTES_MAX = 107  # sun_path, less the final zero
 CONNECTIONS_MAX = 100
 
@@ -180,20 +180,9 @@ class PostgresServer:
 
     async def end_leftovers(self) -> None:
         """End what a dead supervisor left on this cluster, then remove the lock files that name it."""
-        left = self._processes()
-        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
-            for process in left:
-                try:
-                    process.send_signal(number)
-                except psutil.NoSuchProcess:
-                    continue
-            deadline = time.monotonic() + LEFTOVER_WAIT_S
-            while (left := self._processes()) and time.monotonic() < deadline:
-                await asyncio.sleep(POLL_S)
-            if not left:
-                break
+        left = await leftovers.end(self._processes, (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL))
         if left:
-            raise Refusal(Code.UNAVAILABLE, f"PostgreSQL of an earlier run does not end: {[p.pid for p in left]}")
+            raise Refusal(Code.UNAVAILABLE, f"PostgreSQL of an earlier run does not end: {left}")
         # Nobody uses the cluster, so a pid in a lock file is stale. It may be in use by some other program by now,
         # and PostgreSQL would take that for a running server.
         for stale in (self.cluster_dir / "postmaster.pid", self.socket_dir / f".s.PGSQL.{PORT}.lock"):
@@ -201,14 +190,7 @@ class PostgresServer:
 
     def _processes(self) -> list[psutil.Process]:
         """Server processes on this cluster: each has the cluster as its working folder, also without a parent."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.name().startswith("postgres") and process.cwd() == str(self.cluster_dir):
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-        return found
+        return list(leftovers.matching("postgres", lambda process: process.cwd() == str(self.cluster_dir)))
 
     async def _ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

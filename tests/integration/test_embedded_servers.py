@@ -13,6 +13,8 @@ import nats
 import psutil
 import psycopg
 import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import StreamConfig
 
@@ -41,7 +43,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 def test_postgres_is_durable_and_private(postgres_dsn: str, postgres_server: PostgresServer) -> None:
     with psycopg.connect(postgres_dsn) as connection:
         shown = {
-            name: connection.execute(f"SHOW {name}").fetchone()[0]  # type: ignore[index, call-overload]
+            name: connection.execute(f"SHOW {name}").fetchone()[0]  # type: ignore[index]
             for name in ("fsync", "synchronous_commit", "full_page_writes", "data_checksums", "listen_addresses")
         }
         superuser = connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
@@ -163,8 +165,10 @@ async def test_nats_ends_a_leftover_and_leaves_a_taken_port(tmp_path: Path) -> N
 
 
 async def test_nats_refuses_a_wrong_password(nats_server: NatsServer) -> None:
+    client = Client()
     with pytest.raises(NatsError, match=r"(?i)authorization"):
-        await nats.connect(nats_server.address, user="control", password="wrong", allow_reconnect=False)
+        await client.connect(nats_server.address, user="control", password="wrong", allow_reconnect=False)
+    await client.close()
 
 
 async def test_worker_may_do_its_work_and_nothing_more(nats_url: str, nats_worker_url: str) -> None:
@@ -186,14 +190,14 @@ async def test_worker_may_do_its_work_and_nothing_more(nats_url: str, nats_worke
     await offer.ack_sync()
     await worker.jetstream().publish(subjects.evidence_subject("n1", "1", "w1"), b"{}")
 
-    async def claim(message: nats.aio.msg.Msg) -> None:
+    async def claim(message: Msg) -> None:
         await message.respond(b"token")
 
     await control.subscribe(f"{subjects.RPC}.lease.claim", cb=claim)
     await control.flush()
     assert (await worker.request(f"{subjects.RPC}.lease.claim", b"", timeout=5)).data == b"token"
 
-    async def live(message: nats.aio.msg.Msg) -> None:
+    async def live(message: Msg) -> None:
         await message.respond(b"holding")
 
     await worker.subscribe(subjects.live_subject("n1"), cb=live)
