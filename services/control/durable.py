@@ -8,6 +8,7 @@ consumer (a restart with an empty store, say), the next round makes the stream a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import nats.errors
@@ -22,7 +23,7 @@ from services.bus import ensure_streams
 
 BATCH = 500
 WAIT_S = 5.0
-ACK_WAIT_S = 30
+ACK_WAIT_S = 10
 IN_FLIGHT_MAX = 5_000
 RETRY_S = 0.5
 
@@ -38,8 +39,13 @@ class DurableReader:
         self._subscription: JetStreamContext.PullSubscription | None = None
 
     async def run(self) -> None:
-        while True:
-            await self.step()
+        try:
+            while True:
+                await self.step()
+        finally:
+            if self._subscription is not None:  # a pull left open would still be given messages
+                with contextlib.suppress(nats.errors.Error):
+                    await self._subscription.unsubscribe()
 
     async def step(self) -> None:
         """One fetch, or one attempt to have a consumer again."""
