@@ -136,17 +136,23 @@ class Client:
         return reply
 
     async def rows(self, row: type[R], where: dict[str, str] | None = None, min_position: int | None = None) -> list[R]:
-        """All rows of a table that match, page by page, at most PAGES_MAX pages."""
+        """All rows of a table that match, page by page, at most PAGES_MAX pages. Pages shrink to fit a message."""
         found: list[R] = []
-        after: str | None = None
+        limit = QUERY_ROWS_MAX
         for _ in range(PAGES_MAX):
-            asked = Query(where=where or {}, after=after, limit=QUERY_ROWS_MAX, min_position=min_position)
-            reply = await self.query(TABLE_OF[row], asked)
+            after = found[-1].id if found else None
+            asked = Query(where=where or {}, after=after, limit=limit, min_position=min_position)
+            try:
+                reply = await self.query(TABLE_OF[row], asked)
+            except Refusal as refusal:
+                if refusal.code is not Code.MESSAGE_TOO_LARGE or limit == 1:
+                    raise
+                limit //= 2
+                continue
             found += [msgspec.convert(each, row, strict=False) for each in reply.rows]
             if not reply.more or not reply.rows:
                 return found
-            after = found[-1].id
-        raise Refusal(Code.MESSAGE_TOO_LARGE, f"more than {PAGES_MAX * QUERY_ROWS_MAX} rows in {TABLE_OF[row]}")
+        raise Refusal(Code.MESSAGE_TOO_LARGE, f"{TABLE_OF[row]} has more rows than {PAGES_MAX} answers hold")
 
     async def one(self, row: type[R], reference: str, min_position: int | None = None) -> R:
         """The row a person means: by its exact name, its id, or an unambiguous prefix of its id."""

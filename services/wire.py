@@ -38,7 +38,7 @@ STREAM_IDLE_S = 0.25  # how long a reader waits before it asks itself whether th
 STREAM_SILENCE_MAX_S = 15.0  # messages are known to be there and none comes
 
 
-class Unreachable(Exception):  # noqa: N818 - named for what happened
+class Unreachable(Exception):
     """There is no connection. `refused_login` is True where the server was there and turned us away."""
 
     def __init__(self, message: str, refused_login: bool = False) -> None:
@@ -46,11 +46,11 @@ class Unreachable(Exception):  # noqa: N818 - named for what happened
         self.refused_login = refused_login
 
 
-class NoResponder(Exception):  # noqa: N818
+class NoResponder(Exception):
     """Nobody listens on this subject."""
 
 
-class Silent(Exception):  # noqa: N818
+class Silent(Exception):
     """No answer within the bound."""
 
 
@@ -81,6 +81,9 @@ class Wire(Protocol):
 
     def stream(self, stream: str, subject: str, start: int, follow: bool) -> AsyncIterator[Published]:
         """The messages from sequence `start` (negative: that many before the end); ends unless `follow`."""
+
+    async def last(self, stream: str) -> int:
+        """The newest sequence of a stream, 0 where it never had a message. Unreachable without the stream."""
 
     async def seek(self, stream: str, reached: Callable[[Published], bool]) -> int:
         """The first sequence for which `reached` holds, where it holds for all that follow."""
@@ -183,11 +186,10 @@ class NatsWire:
                 await subscription.unsubscribe()
 
     async def stream(self, stream: str, subject: str, start: int, follow: bool) -> AsyncIterator[Published]:
+        if start < 0:
+            start = await self.last(stream) + start + 1
         jetstream = self._nats.jetstream()
         try:
-            if start < 0:
-                info = await jetstream.stream_info(stream)
-                start = info.state.last_seq + start + 1
             reader = await self._reader(jetstream, stream, subject, max(1, start))
             left = (await reader.consumer_info()).num_pending or 0
         except JetStreamError as error:
@@ -217,6 +219,12 @@ class NatsWire:
         finally:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 await reader.unsubscribe()
+
+    async def last(self, stream: str) -> int:
+        try:
+            return (await self._nats.jetstream().stream_info(stream)).state.last_seq
+        except (nats.errors.Error, TimeoutError) as error:
+            raise Unreachable(f"stream {stream} cannot be read: {_words(error)}") from error
 
     async def seek(self, stream: str, reached: Callable[[Published], bool]) -> int:
         jetstream = self._nats.jetstream()

