@@ -172,8 +172,10 @@ def _replies() -> Iterator[str]:
     yield "A refusal:"
     yield ""
     yield from _example(examples.REJECTED, without_defaults=True)
-    yield f"To learn the outcome of a durable command, send the same body by request on `{subjects.RPC}`: the"
-    yield "stored outcome comes back with `repeated` true, or it is decided now and the durable copy finds it decided."
+    yield "To learn the outcome of a durable command, query"
+    yield f"`{subjects.query_subject('receipt')}` with its `command_id` as `id`, or send the same body by request on"
+    yield f"`{subjects.RPC}`: the stored outcome comes back with `repeated` true, or it is decided now and the durable"
+    yield "copy finds it decided. A durable message that is no command leaves no receipt."
     yield ""
 
 

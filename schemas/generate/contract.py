@@ -60,14 +60,16 @@ class Stream:
 
 
 MESSAGEPACK = "application/x-msgpack"
-ANYONE = "any client with a credential for the bus"
+# Senders are the users that the NATS configuration knows: `operator` for people and programs, `worker`, `control`.
+OPERATOR = "a person or program (`operator`)"
+WORKER = "the node's worker (`worker`)"
 
 CHANNELS: tuple[Channel, ...] = (
     Channel(
         "RPC",
         "{noun}.{verb}",
         "request",
-        ANYONE,
+        f"{OPERATOR}; {WORKER} for `worker.*` and `lease.*`",
         "control plane",
         True,
         "A command by request. The reply comes after the commit and tells the outcome.",
@@ -78,7 +80,7 @@ CHANNELS: tuple[Channel, ...] = (
         "CMD",
         "{noun}.{verb}",
         "JetStream",
-        ANYONE,
+        OPERATOR,
         "control plane",
         True,
         "The same command, durable: JetStream acknowledges that it is stored; the outcome becomes a receipt under its "
@@ -119,7 +121,7 @@ CHANNELS: tuple[Channel, ...] = (
         "EVIDENCE",
         "{node}.{generation}.{work_id}",
         "JetStream",
-        "the node's worker",
+        WORKER,
         "control plane",
         True,
         "A signed statement about work. Its outcome is an event: a transition, or a rejection with its reason.",
@@ -131,7 +133,7 @@ CHANNELS: tuple[Channel, ...] = (
         "BEAT",
         "{node}",
         "request",
-        "the node's worker",
+        WORKER,
         "control plane",
         True,
         "The heartbeat. The reply renews the worker session and repeats open offers.",
@@ -142,7 +144,7 @@ CHANNELS: tuple[Channel, ...] = (
         "LIVE",
         "{node}",
         "request",
-        "control plane, or any client that may ask",
+        OPERATOR,
         "the node's worker",
         False,
         "What do you hold now? The request has no body.",
@@ -152,7 +154,7 @@ CHANNELS: tuple[Channel, ...] = (
         "SERVE",
         "{node}.{generation}.{deployment_id}",
         "request",
-        "any client that may invoke",
+        OPERATOR,
         "the node's worker",
         True,
         "An invocation, straight to the worker that holds the model.",
@@ -164,7 +166,7 @@ CHANNELS: tuple[Channel, ...] = (
         "QUERY",
         "{table}",
         "request",
-        ANYONE,
+        OPERATOR,
         "query service",
         True,
         "Rows of one projected table, with how fresh they are.",
@@ -178,7 +180,17 @@ CHANNELS: tuple[Channel, ...] = (
         "control plane",
         "relay, projector",
         False,
-        "A committed position, as a hint for those who tail the log. Carries no state; readers look into the log.",
+        "The last committed position, in decimal: a hint for those who tail the log. They look into the log.",
+        content_type="text/plain",
+    ),
+    Channel(
+        "WAKE_VIEW",
+        "",
+        "message",
+        "projector",
+        "query service",
+        False,
+        "The position that the tables have reached, in decimal: a hint for queries that wait.",
         content_type="text/plain",
     ),
 )
@@ -186,12 +198,15 @@ CHANNELS: tuple[Channel, ...] = (
 STREAMS: tuple[Stream, ...] = (
     Stream("STREAM_COMMANDS", "work queue", "durable commands until the control plane has decided them", "CMD"),
     Stream("STREAM_EVENTS", "limits", "a copy of the log, rebuilt from Postgres at will", "EVT"),
-    Stream("STREAM_WORK", "limits, one message for each subject", "the last offer of each work item", "WORK"),
+    Stream(
+        "STREAM_WORK", "limits: one message for each subject, for a day", "the last offer of each work item", "WORK"
+    ),
     Stream("STREAM_EVIDENCE", "work queue", "evidence until the control plane has decided it", "EVIDENCE"),
 )
 
 HEADERS: dict[str, str] = {
-    "HEADER_MSG_ID": "JetStream drops a second message with the same value within the stream's duplicate window.",
+    "HEADER_MSG_ID": "JetStream drops a second message with the same value within the stream's duplicate window. On an "
+    "event it is the position; on what you publish, use the `command_id`.",
     "HEADER_POSITION": "The position of this event in the log, a decimal number.",
     "HEADER_PREVIOUS": "The position of the event before it; if it is not the last you saw, you missed some.",
     "HEADER_TOPIC": "The topic, which names the struct of the body.",
@@ -300,12 +315,13 @@ TABLES: dict[str, str] = {
     "work": "a work item of any kind, with its result",
     "candidate": "a DeploymentCandidate and its approval",
     "deployment": "a CapabilityDeployment",
+    "receipt": "the stored outcome of one command, by its `command_id` as `id`; no row while there is none",
     "residency": "what the log knows of one deployment on one node; whether it is loaded now is asked live",
 }
 
 
 def sender_of(command: str) -> str:
-    return WORKER_PROOF.get(command, ANYONE)
+    return WORKER_PROOF.get(command, OPERATOR)
 
 
 def event_addresses(topic: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The reference says what `result` holds for each command. Here each command is decided and its result compared."""
+"""What no struct can say and the reference does, held against the program: results, tables, users, streams."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from nats.js.api import RetentionPolicy
 
 from domain.decide import decide
 from domain.fleet import Fleet
@@ -14,10 +15,13 @@ from domain.fold import fold
 from domain.outcomes import Accepted
 from domain.world import NotLoaded, World
 from projections.rows import TABLES
-from schemas import commands, evidence
+from schemas import commands, evidence, subjects
 from schemas.environments import fingerprint
 from schemas.generate import contract, examples
 from schemas.work import WorkOrder
+from services.bus import STREAMS
+from services.embedded.nats_conf import OPERATOR, WORKER, permissions
+from services.query.reader import RECEIPTS
 
 ROUNDS_MAX = 20
 
@@ -157,4 +161,27 @@ def test_only_a_claim_tells_a_secret_and_it_is_a_work_order(plane: Plane) -> Non
 
 
 def test_the_queryable_tables_are_the_projected_ones() -> None:
-    assert set(contract.TABLES) == set(TABLES)
+    assert set(contract.TABLES) == set(TABLES) | {RECEIPTS}
+
+
+def test_senders_may_send_what_the_reference_says() -> None:
+    """The users of the NATS configuration are the senders the reference names."""
+    for channel in contract.CHANNELS:
+        for user, named in ((OPERATOR, contract.OPERATOR), (WORKER, contract.WORKER)):
+            if named in channel.sender:
+                allowed: Any = permissions(user)["publish"]
+                assert any(subject.startswith(channel.prefix + ".") for subject in allowed["allow"]), (user, channel)
+    denied: Any = permissions(OPERATOR)["publish"]
+    assert {f"{subjects.RPC}.{name.partition('.')[0]}.>" for name in commands.RPC_ONLY} == set(denied["deny"])
+
+
+def test_streams_keep_what_the_reference_says() -> None:
+    made = {config.name: config for config in STREAMS}
+    assert set(made) == {stream.name for stream in contract.STREAMS}
+    channels = {channel.constant: channel for channel in contract.CHANNELS}
+    for stream in contract.STREAMS:
+        config = made[stream.name]
+        assert config.subjects == [f"{channels[stream.channel].prefix}.>"]
+        assert (config.retention is RetentionPolicy.WORK_QUEUE) == (stream.retention == "work queue")
+        assert (config.max_msgs_per_subject == 1) == ("one message for each subject" in stream.retention)
+        assert (config.max_age == 86_400) == ("for a day" in stream.retention)
