@@ -84,6 +84,12 @@ class Client:
     async def close(self) -> None:
         await self.wire.close()
 
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
     async def command(self, name: str, /, *, command_id: str | None = None, **fields: Any) -> Reply:
         """Send the command `<noun>.<verb>` and return its outcome, accepted or rejected."""
         ident = command_id or uuid.uuid4().hex

@@ -6,28 +6,26 @@ services.audit's, which checks order, fencing, signatures and the invariants.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
+import psycopg
 import typer
 from msgspec import Struct
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from schemas.codes import Code, Refusal
-from schemas.events import decode_event
+from schemas.events import Event
 from services.cli import options
 from services.cli.context import run_alone
 from services.cli.events import Told, cells
 from services.cli.exits import OK, REFUSED
 from services.cli.terminal import Terminal
 from services.eventlog.port import LogError, LogRow
-from services.eventlog.postgres import PostgresLog
 from services.settings import Settings
 
-STORY_MAX = 1_000  # events printed; a longer log is read by stream or as JSON from the bus
-PAGE = 500
+STORY_MAX = 2_000  # events told; of a longer log, tell one stream or work item
 
 app = typer.Typer(no_args_is_help=True, help="Audit: the record, folded again and checked.")
 
@@ -48,55 +46,40 @@ def dsn_of(settings: Settings) -> str:
     return dsn
 
 
-async def replay(dsn: str, terminal: Terminal, streams: list[str] | None = None) -> Audit:
+async def replay(dsn: str, terminal: Terminal, streams: Sequence[str] = ()) -> Audit:
     """Replay the whole log and tell the story of these streams, or of all of it where none are named."""
+    from services import audit  # late: it folds, and most commands do not need it
+
+    story: list[Told] = []
+    wanted = frozenset(streams)
+
+    def on_event(row: LogRow, event: Event) -> None:
+        if (not wanted or row.stream in wanted) and len(story) < STORY_MAX:
+            story.append(Told(row.position, row.stream, row.topic, event.at_ms, msgspec.to_builtins(event)))
+
+    columns = (TextColumn("replaying"), SpinnerColumn(), TextColumn("{task.completed:,} events"))
+    hidden = not terminal.err.is_terminal
     try:
-        report = await _report(dsn, terminal)
-        story = await _story(dsn, streams)
-    except LogError as error:
+        with Progress(*columns, console=terminal.err, transient=True, disable=hidden) as progress:
+            task = progress.add_task("replaying", total=None)
+            found = await audit.replay(dsn, lambda events: progress.update(task, completed=events), on_event)
+    except (LogError, psycopg.Error) as error:
         raise Refusal(Code.UNAVAILABLE, f"the log cannot be read: {error}") from error
-    return Audit(bool(report.get("consistent")), report, story)
+    report = {name: [_named(each) for each in value] if isinstance(value, list) else value
+              for name, value in found._asdict().items()}  # fmt: skip
+    return Audit(found.consistent, report, story)
 
 
-async def _report(dsn: str, terminal: Terminal) -> dict[str, Any]:
-    audit = importlib.import_module("services.audit")  # late: it folds, and most commands do not need it
-    run: Callable[..., Awaitable[Any]] = audit.replay
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=terminal.err, transient=True, disable=not terminal.err.is_terminal) as progress:
-        task = progress.add_task("replaying", total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        report = await run(dsn, on_progress)
-    plain: dict[str, Any] = msgspec.to_builtins(report)
-    return {**plain, "consistent": bool(report.consistent)}
-
-
-async def _story(dsn: str, streams: list[str] | None) -> list[Told]:
-    log = PostgresLog(dsn)
-    try:
-        if streams:
-            return [_told(row) for row in await log.read_streams(streams)]
-        rows: list[LogRow] = []
-        for _ in range(STORY_MAX // PAGE):
-            page = await log.read(rows[-1].position if rows else 0, PAGE)
-            rows += page
-            if len(page) < PAGE:
-                break
-        return [_told(row) for row in rows]
-    finally:
-        await log.close()
-
-
-def _told(row: LogRow) -> Told:
-    event = decode_event(row.topic, row.state)
-    return Told(row.position, row.stream, row.topic, event.at_ms, msgspec.to_builtins(event))
+def _named(finding: Any) -> Any:
+    """A finding with the names of its fields, which a tuple loses in JSON."""
+    return finding._asdict() if hasattr(finding, "_asdict") else finding
 
 
 def show(terminal: Terminal, audit: Audit) -> None:
     """The story, then what was counted and found, then the verdict."""
     terminal.table(("POSITION", "AT", "STREAM", "EVENT", "DETAIL"), map(cells, audit.story), "the log is empty")
+    if len(audit.story) == STORY_MAX:
+        terminal.say(f"the first {STORY_MAX} events are told; name a stream or a work item for others")
     terminal.print("")
     terminal.facts(findings(audit.report))
     terminal.facts([("verdict", "consistent" if audit.consistent else "VIOLATED")])

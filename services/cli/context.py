@@ -37,11 +37,8 @@ def run(as_json: bool, command: Command) -> None:
     """Run a command that needs the control plane. Always ends in typer.Exit."""
 
     async def connected(terminal: Terminal, settings: Settings) -> int | None:
-        client = await Client.connect(settings)
-        try:
+        async with await Client.connect(settings) as client:
             return await command(Context(client, terminal, settings))
-        finally:
-            await client.close()
 
     run_alone(as_json, connected)
 
@@ -57,18 +54,24 @@ def outcome(terminal: Terminal, command: Callable[[Terminal, Settings], Awaitabl
     async def body() -> int | None:
         return await command(terminal, settings)
 
+    settings = checked_settings(terminal)
     try:
-        settings = Settings()
         return asyncio.run(body()) or OK
     except Refusal as refusal:
         return terminal.refuse(refusal)
-    except ValidationError as error:
-        for each in error.errors():
-            terminal.say(f"TENURE_{'_'.join(map(str, each['loc'])).upper()}: {each['msg']}")
-        return USAGE
     except KeyboardInterrupt:
         terminal.say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes stdout once more at exit
         return OK
+
+
+def checked_settings(terminal: Terminal) -> Settings:
+    """The settings, or the exit with USAGE that names each variable with a wrong value."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        for each in error.errors():
+            terminal.say(f"TENURE_{'_'.join(map(str, each['loc'])).upper()}: {each['msg']}")
+        raise typer.Exit(USAGE) from error

@@ -12,7 +12,7 @@ import importlib.resources
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -32,6 +32,13 @@ DEFAULT_DATA_DIR = Path(".tenure") / "demo"
 COLUMNS = ("STEP", "HELD", "TOOK", "WHAT WAS PROVEN")
 
 
+class Place(NamedTuple):
+    """Where the demo is done."""
+
+    client: Client
+    settings: Settings
+
+
 def model_folder(given: Path | None) -> Path:
     """The folder with the model: the one that is given, or the one the package ships."""
     if given is not None:
@@ -44,37 +51,47 @@ def model_folder(given: Path | None) -> Path:
     return folder
 
 
-def settings_for(data_dir: Path | None, settings: Settings) -> Settings:
-    """The demo's own data folder, unless one is named or real servers are."""
-    if data_dir is None and (settings.nats_url or os.environ.get("TENURE_DATA_DIR")):
-        return settings
-    return settings.model_copy(update={"data_dir": (data_dir or DEFAULT_DATA_DIR).absolute()})
-
-
-@contextlib.asynccontextmanager
-async def running_plane(settings: Settings, terminal: Terminal) -> AsyncIterator[Client]:
-    """A client of the plane that runs there, or of one that runs as long as this block."""
+async def running(settings: Settings) -> Client | None:
+    """A client of the plane that runs there, None where none does."""
     try:
-        client = await Client.connect(settings)
+        return await Client.connect(settings)
     except Refusal as refusal:
         if refusal.code is not Code.UNAVAILABLE or settings.nats_url:
             raise
-    else:
-        terminal.say(f"using the plane that runs on {settings.data_dir}")
-        try:
-            yield client
-        finally:
-            await client.close()
-        return
-    from services.embedded import Plane  # late: only here are the embedded servers needed
+        return None
 
-    terminal.say(f"starting a plane of its own on {settings.data_dir}; it ends with the demo")
-    async with Plane(settings):
-        client = await Client.connect(settings)
-        try:
-            yield client
-        finally:
-            await client.close()
+
+def folders(data_dir: Path | None, environment: Settings) -> tuple[Settings, Settings]:
+    """Where a plane may run already, and where one is started otherwise."""
+    if data_dir is not None:
+        said = environment.model_copy(update={"data_dir": data_dir.absolute()})
+        return said, said
+    if "TENURE_DATA_DIR" in os.environ:
+        return environment, environment
+    return environment, environment.model_copy(update={"data_dir": DEFAULT_DATA_DIR.absolute()})
+
+
+@contextlib.asynccontextmanager
+async def plane(data_dir: Path | None, environment: Settings, terminal: Terminal) -> AsyncIterator[Place]:
+    """The plane that runs on `data_dir` or where the environment says, or else one for as long as this block.
+
+    Its own data folder is `data_dir`, TENURE_DATA_DIR or `.tenure/demo`, in this order.
+    """
+    said, own = folders(data_dir, environment)
+    for settings in (said, own):
+        client = await running(settings)
+        if client is not None:
+            terminal.say(f"using the plane that runs on {settings.nats_url or settings.data_dir}")
+            async with client:
+                yield Place(client, settings)
+            return
+    from services.embedded.plane import Plane  # late: only here are the embedded servers needed
+
+    terminal.say(f"starting a plane of its own on {own.data_dir}; it ends with the demo")
+    async with Plane(own, tell=lambda name, what: terminal.say(f"  {name}: {what}")):
+        client = await Client.connect(own)
+        async with client:
+            yield Place(client, own)
 
 
 def document(steps: list[Step], held: bool, settings: Settings, report: dict[str, Any] | None) -> dict[str, Any]:
@@ -136,19 +153,18 @@ def demo_command(
     """Do the whole job once on this machine and show the evidence: folder, proof, approval, serving, unload, audit."""
 
     async def command(terminal: Terminal, environment: Settings) -> int:
-        settings = settings_for(data_dir, environment)
         folder = model_folder(model)
         refusal: Refusal | None = None
         report: dict[str, Any] | None = None
-        async with running_plane(settings, terminal) as client:
-            journey = Journey(client, terminal, node, dsn_of(settings))
+        async with plane(data_dir, environment, terminal) as place:
+            journey = Journey(place.client, terminal, node, dsn_of(place.settings))
             try:
                 await journey.ready()
                 report = (await journey.go(folder)).report
             except Refusal as found:
                 refusal = found
         held = refusal is None
-        result = document(journey.steps, held, settings, report)
+        result = document(journey.steps, held, place.settings, report)
         terminal.result(result, lambda: show(terminal, journey.steps, held, report))
         return OK if refusal is None else terminal.refuse(refusal)
 

