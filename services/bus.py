@@ -5,6 +5,7 @@ Reconnecting is without end, because a service has nothing better to do; every r
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import nats
@@ -12,7 +13,6 @@ import nats.js.errors
 import nats.micro
 import structlog
 from nats.aio.client import Client
-from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from schemas import subjects
@@ -28,6 +28,12 @@ COMMANDS_MAX = 1_000_000
 EVIDENCE_MAX = 1_000_000
 OFFERS_MAX = 100_000
 DUPLICATE_WINDOW_S = 120
+CREATE_TIMEOUT_S = 10.0
+STREAM_NAME_IN_USE = 10058  # somebody else made it at the same time
+
+# COMMANDS holds what a sender published and forgot, so it follows the server's `sync_interval: always`. The
+# others can be had again (from the log, the next heartbeat, the worker's outbox) and need no fsync per message.
+SYNCED = frozenset({subjects.STREAM_COMMANDS})
 
 STREAMS = (
     StreamConfig(
@@ -73,13 +79,23 @@ async def connect(settings: Settings, name: str) -> Client:
     )  # fmt: skip
 
 
-async def ensure_streams(js: JetStreamContext) -> None:
-    """Create the streams that are not there. Existing ones are left as an operator set them."""
+async def ensure_streams(nc: Client) -> None:
+    """Create the streams that are not there. Existing ones are left as an operator set them.
+
+    Created with a request of our own, since the client library has no field for `persist_mode`.
+    """
+    js = nc.jetstream()
     for config in STREAMS:
         try:
             await js.stream_info(str(config.name))
         except nats.js.errors.NotFoundError:
-            await js.add_stream(config)
+            wanted = {**config.as_dict(), **({} if config.name in SYNCED else {"persist_mode": "async"})}
+            reply = await nc.request(
+                f"$JS.API.STREAM.CREATE.{config.name}", json.dumps(wanted).encode(), timeout=CREATE_TIMEOUT_S
+            )
+            error = json.loads(reply.data).get("error")
+            if error is not None and error.get("err_code") != STREAM_NAME_IN_USE:
+                raise nats.js.errors.APIError.from_error(error)
 
 
 async def announce(nc: Client, name: str) -> None:

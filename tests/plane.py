@@ -58,7 +58,7 @@ class ControlPlane:
     async def start(self) -> None:
         await asyncio.to_thread(migrate, self.dsn)
         self.nc: Client = await nats.connect(self.nats_url)
-        await ensure_streams(self.nc.jetstream())
+        await ensure_streams(self.nc)
         await self.start_writer()
         self.relay_log, self.projector_log = PostgresLog(self.dsn), PostgresLog(self.dsn)
         self.start_relay()

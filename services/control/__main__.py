@@ -50,7 +50,7 @@ async def control(settings: Settings, stop: asyncio.Event) -> int:
         raise ValueError("TENURE_POSTGRES_DSN is not set and no embedded server is running")
     eventlog = PostgresLog(settings.postgres_dsn)
     nc = await connect(settings, "tenure-control")
-    await ensure_streams(nc.jetstream())
+    await ensure_streams(nc)
     limits: Limits = Terms(settings.lease_ms, settings.session_ms, settings.beat_ms, QUEUE_LIMIT_MS)
     clock, ids = SystemClock(), RandomIds()
     epoch = await eventlog.take_epoch(f"{socket.gethostname()}:{os.getpid()}")

@@ -32,6 +32,7 @@ log = structlog.get_logger()
 
 class DurableReader:
     def __init__(self, nc: Client, stream: str, subject: str, handle: Callable[[Msg], Awaitable[None]]) -> None:
+        self._nc = nc
         self._js: JetStreamContext = nc.jetstream()
         self._stream = stream
         self._subject = subject
@@ -51,7 +52,7 @@ class DurableReader:
         """One fetch, or one attempt to have a consumer again."""
         try:
             if self._subscription is None:
-                await ensure_streams(self._js)
+                await ensure_streams(self._nc)
                 self._subscription = await self._js.pull_subscribe(
                     self._subject, durable="control", stream=self._stream,
                     config=ConsumerConfig(

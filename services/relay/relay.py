@@ -90,7 +90,7 @@ class Relay:
             await asyncio.sleep(RETRY_S)
 
     async def _find_place(self) -> Place:
-        await ensure_streams(self._js)
+        await ensure_streams(self._nc)
         info = await self._js.stream_info(subjects.STREAM_EVENTS)
         if info.state.messages == 0:
             return Place(info.state.last_seq, 0)
