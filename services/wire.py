@@ -132,7 +132,8 @@ class NatsWire:
         except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
             last = trouble[-1] if trouble else error
             refused = any("authorization" in str(seen).lower() for seen in [*trouble, error])
-            raise Unreachable(f"no connection to NATS at {url}: {_words(last)}", refused) from error
+            reason = "it refused the login" if refused else _words(last)
+            raise Unreachable(f"no connection to NATS at {url}: {reason}", refused) from error
         return cls(connection)
 
     @property

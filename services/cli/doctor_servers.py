@@ -27,7 +27,7 @@ START = "Start the servers with `tenure up`, or set TENURE_POSTGRES_DSN and TENU
 STREAMS = (
     subjects.STREAM_COMMANDS, subjects.STREAM_EVENTS, subjects.STREAM_WORK, subjects.STREAM_EVIDENCE,
 )  # fmt: skip
-SERVICES = ("control", "query")  # the NATS micro services a plane cannot do without
+SERVICES = ("control", "relay", "projector", "query")  # NATS micro services a plane cannot do without
 DURABILITY = ("fsync", "synchronous_commit", "full_page_writes")
 
 

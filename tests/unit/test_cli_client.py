@@ -36,7 +36,9 @@ def accepted(payload: bytes, **fields: Any) -> bytes:
 
 def hint(position: int, stage: str, event: str = "work-progressed") -> Published:
     headers = {subjects.HEADER_POSITION: str(position)}
-    return Published(f"{subjects.EVT}.work.work0123456789.{event}", json.dumps({"stage": stage}).encode(), headers, 0, 0)
+    return Published(
+        f"{subjects.EVT}.work.work0123456789.{event}", json.dumps({"stage": stage}).encode(), headers, 0, 0
+    )
 
 
 async def test_a_command_carries_its_actor_and_an_id(wire: FakeWire, client: Client) -> None:
