@@ -269,12 +269,13 @@ class Client:
         raise Refusal(Code.NOT_RESIDENT, f"deployment {deployment.name!r} is not served now (asked: {asked})")
 
     async def _targets(self, deployment: DeploymentRow, node_id: str | None) -> Sequence[tuple[str, str]]:
-        """Nodes and generations worth asking, those the log calls resident first."""
+        """Its nodes and their generations, those the log calls resident first. The log only orders them."""
         held = await self.rows(ResidencyRow, {"deployment_id": deployment.id})
-        nodes = {node.id: node for node in await self.rows(NodeRow) if node.id in deployment.node_ids}
-        wanted = [row for row in held if row.generation != "0" and node_id in (None, row.node_id)]
-        wanted.sort(key=lambda row: row.state != "resident")
-        return [(row.node_id, nodes[row.node_id].generation) for row in wanted if row.node_id in nodes]
+        resident = {row.node_id for row in held if row.state == "resident"}
+        nodes = {node.id: node for node in await self.rows(NodeRow)}
+        wanted = [node for node in deployment.node_ids if node in nodes and node_id in (None, node)]
+        wanted.sort(key=lambda node: node not in resident)
+        return [(node, nodes[node].generation) for node in wanted if nodes[node].generation != "0"]
 
 
 def _only(table: str, reference: str, found: Sequence[R]) -> R:

@@ -31,7 +31,8 @@ TASK = "embedding"
 NAME = "all-MiniLM-L6-v2"
 COSINE_MIN = 0.9999
 NODE_READY_TIMEOUT_S = 60.0
-NODE_POLL_S = 0.2
+HOLDING_TIMEOUT_S = 5.0
+POLL_S = 0.2
 NAMES_MAX = 10_000
 TEXTS = (
     "A lease is a promise with an end.",
@@ -109,7 +110,7 @@ class Journey:
             if time.monotonic() > ends:
                 message = f"node {self.node_id!r} has no live worker after {NODE_READY_TIMEOUT_S:g} s"
                 raise Refusal(Code.NODE_ABSENT, message, {"advice": "Look at the worker's log in the data folder."})
-            await asyncio.sleep(NODE_POLL_S)
+            await asyncio.sleep(POLL_S)
 
     async def _set(self, folder: Path) -> tuple[str, str]:
         with self.step("artifact add") as step:
@@ -238,12 +239,16 @@ class Journey:
         return work
 
     async def _holding(self, row: DeploymentRow, wanted: str) -> Holding:
-        """What `tenure ps` says of this deployment now, which must be this."""
-        held = next(each for each in await ps.holdings(self.client) if each.deployment_id == row.id)
-        if held.state != wanted:
-            message = f"{row.name} is {held.state} and not {wanted}: {held.reason}"
-            raise Refusal(Code.NOT_RESIDENT if wanted == "loaded" else Code.RESIDENCY_CONFLICT, message)
-        return held
+        """What `tenure ps` says of this deployment, once it is this; the log may be a moment ahead of the worker."""
+        ends = time.monotonic() + HOLDING_TIMEOUT_S
+        while True:
+            held = next(each for each in await ps.holdings(self.client) if each.deployment_id == row.id)
+            if held.state == wanted:
+                return held
+            if time.monotonic() > ends:
+                message = f"{row.name} is {held.state} and not {wanted}: {held.reason}"
+                raise Refusal(Code.NOT_RESIDENT if wanted == "loaded" else Code.RESIDENCY_CONFLICT, message)
+            await asyncio.sleep(POLL_S)
 
 
 def names() -> Iterator[str]:

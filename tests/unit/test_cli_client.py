@@ -233,6 +233,22 @@ async def test_nobody_who_serves_is_not_resident(wire: FakeWire, client: Client)
     assert caught.value.code is Code.NOT_RESIDENT
 
 
+async def test_the_worker_is_asked_even_where_the_log_is_behind(wire: FakeWire, client: Client) -> None:
+    answering(wire, result())
+    wire.put(residency("loading", generation="0"))
+    assert (await client.invoke(deployment(), EmbedRequest(["a", "b"]))).rows == 2
+
+
+async def test_another_node_of_the_deployment_is_asked_where_the_first_is_gone(wire: FakeWire, client: Client) -> None:
+    both = deployment(node_ids=["gone", "local"])
+    answering(wire, result())
+    wire.put(node("gone"), both)
+    assert (await client.invoke(both, EmbedRequest(["a", "b"]))).rows == 2
+    with pytest.raises(Refusal) as caught:
+        await client.invoke(both, EmbedRequest(["a", "b"]), node_id="gone")
+    assert caught.value.code is Code.NOT_RESIDENT
+
+
 async def test_rows_are_the_structs_of_their_table(wire: FakeWire, client: Client) -> None:
     wire.put(work())
     assert await client.rows(WorkRow, {"kind": "load"}) == [work()]
