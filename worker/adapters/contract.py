@@ -1,0 +1,65 @@
+"""What every runtime adapter does, in the order it's done.
+
+    inspect_support   in the parent, from the files alone: can this set run at all?
+    prepare           in the child: import the runtime (after confinement)
+    start             in the child: read the weights
+    probe             is the runtime usable on this device, without the model?
+    health            one small real inference
+    embed             invocations
+    stop              take no more invocations
+    unload            drop the model; what the allocator still holds
+    collect_runtime_facts   what the loaded runtime says of itself
+
+`inspect_support` must not import the runtime; the rest runs only in a model process. Expected failures
+raise `schemas.codes.Refusal`; anything else that leaves an adapter is reported as LOAD_FAILED or
+INTERNAL_ERROR by the child's loop.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from schemas.artifacts import FileEntry
+from schemas.evidence import Health, Reason
+from schemas.profiles import RuntimeProfile
+from worker.frames import Embed, Facts, Refused, Rows
+
+
+class Inspection(Struct, frozen=True):
+    """The outcome of static inspection. Facts are None where the files don't tell."""
+
+    reasons: list[Reason] = []
+    architecture: str | None = None
+    parameters: int | None = None
+    weights_bytes: int | None = None
+    dimensions: int | None = None
+    max_length: int | None = None
+
+    @property
+    def compatible(self) -> bool:
+        return not self.reasons
+
+
+class RuntimeAdapter(Protocol):
+    """One instance serves one profile in one process."""
+
+    def inspect_support(self, folder: Path, files: list[FileEntry], task: str) -> Inspection: ...
+
+    def prepare(self, profile: RuntimeProfile) -> dict[str, str]: ...
+
+    def start(self, folder: Path) -> Facts: ...
+
+    def probe(self) -> str: ...
+
+    def health(self) -> Health: ...
+
+    def embed(self, invocations: list[Embed]) -> list[Rows | Refused]: ...
+
+    def stop(self) -> None: ...
+
+    def unload(self) -> int | None: ...
+
+    def collect_runtime_facts(self) -> Facts: ...

@@ -1,0 +1,78 @@
+"""The RuntimeEnvironment of this node, found without importing an ML runtime.
+
+Versions come from installed distributions' metadata, devices from NVML where there is a driver. The
+memory of the machine is told in whole GiB: the kernel's exact figure moves between boots, and the
+fingerprint must not.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from pathlib import Path
+
+from schemas.environments import Device, RuntimeEnvironment
+from worker.adapters.registry import VERSIONS
+
+PACKAGES = ("numpy", "safetensors", "sentence-transformers", "tokenizers", "torch", "transformers")
+DEVICES_MAX = 64
+_GIB = 1024**3
+
+
+def runtime_environment() -> RuntimeEnvironment:
+    driver, devices = _cuda()
+    libc = "".join(platform.libc_ver())
+    return RuntimeEnvironment(
+        python=platform.python_version(),
+        platform=f"{platform.system().lower()}-{platform.machine()}-{libc or 'unknown-libc'}",
+        worker=_version("tenure") or "unreleased",
+        packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
+        adapters=dict(VERSIONS),
+        devices=[_cpu(), *devices],
+        driver=driver,
+    )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> Device:
+    name, total = platform.machine(), None
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            name = line.partition(":")[2].strip()
+            break
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            total = int(line.split()[1]) * 1024 // _GIB * _GIB
+            break
+    return Device(kind="cpu", index=0, name=name, memory_bytes=total)
+
+
+def _cuda() -> tuple[str | None, list[Device]]:
+    """Driver version and devices, or nothing where NVML isn't usable."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - without library or driver there are no CUDA devices to speak of
+        return None, []
+    try:
+        devices = []
+        for index in range(min(int(pynvml.nvmlDeviceGetCount()), DEVICES_MAX)):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+            devices.append(Device("cuda", index, _text(pynvml.nvmlDeviceGetName(handle)), total))
+        return _text(pynvml.nvmlSystemGetDriverVersion()), devices
+    except pynvml.NVMLError:
+        return None, []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,173 @@
+"""What the parent and a model process say to each other, over a stream socket pair.
+
+A frame is a 4-byte big-endian length and a MessagePack struct. The parent asks, the child answers each
+request once, in order; `Refused` is the answer to a request that failed in an expected way. Both sides
+bound the length before they read on. Neither side trusts the other's pickles: there are none.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from asyncio import StreamReader, StreamWriter
+
+import msgspec
+from msgspec import Struct
+
+from schemas.codes import Code
+from schemas.evidence import Health, OfflineProof
+from schemas.profiles import RuntimeProfile
+from worker.sandbox.confinement import Policy
+from worker.sandbox.escape import Targets
+
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
+
+
+class Confine(Struct, frozen=True, tag="confine"):
+    """Give up the network and the file system, then try to break out."""
+
+    policy: Policy
+    targets: Targets
+
+
+class Prepare(Struct, frozen=True, tag="prepare"):
+    """Import the runtime of this profile's adapter. No weights are read."""
+
+    profile: RuntimeProfile
+
+
+class Start(Struct, frozen=True, tag="start"):
+    """Read the weights."""
+
+    folder: str
+
+
+class CheckHealth(Struct, frozen=True, tag="check_health"):
+    pass
+
+
+class Embed(Struct, frozen=True, tag="embed"):
+    """One invocation's texts, as they were sent."""
+
+    texts: list[str]
+    prompt_name: str | None
+
+
+class EmbedBatch(Struct, frozen=True, tag="embed_batch"):
+    invocations: list[Embed]
+
+
+class Unload(Struct, frozen=True, tag="unload"):
+    """Drop the model and say what the allocator still holds; the process ends afterwards."""
+
+
+class Confined(Struct, frozen=True, tag="confined"):
+    proof: OfflineProof
+
+
+class Prepared(Struct, frozen=True, tag="prepared"):
+    versions: dict[str, str]
+
+
+class Facts(Struct, frozen=True, tag="facts"):
+    """What the loaded runtime says of itself. `allocator_bytes` is None where it counts none."""
+
+    dimensions: int
+    max_length: int
+    parameters: int
+    allocator_bytes: int | None
+
+
+class HealthSeen(Struct, frozen=True, tag="health_seen"):
+    health: Health
+
+
+class Rows(Struct, frozen=True, tag="rows"):
+    """One invocation's vectors: raw little-endian float32, row after row."""
+
+    vectors: bytes
+    rows: int
+    dimensions: int
+    tokens: list[int]
+    truncated: list[bool]
+    compute_ms: float
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    code: Code
+    message: str
+
+
+class Batch(Struct, frozen=True, tag="batch"):
+    """The answers to an EmbedBatch, one for each invocation."""
+
+    answers: list[Rows | Refused]
+
+
+class UnloadedModel(Struct, frozen=True, tag="unloaded_model"):
+    allocator_bytes: int | None
+
+
+Request = Confine | Prepare | Start | CheckHealth | EmbedBatch | Unload
+Answer = Confined | Prepared | Facts | HealthSeen | Batch | UnloadedModel | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    body = _encoder.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {len(body)} bytes is over the bound of {FRAME_BYTES_MAX}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def _checked_length(header: bytes) -> int:
+    length: int = _LENGTH.unpack(header)[0]
+    if length > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {length} bytes is over the bound of {FRAME_BYTES_MAX}")
+    return length
+
+
+# The parent's side.
+
+
+async def send_request(writer: StreamWriter, request: Request) -> None:
+    writer.write(encode(request))
+    await writer.drain()
+
+
+async def receive_answer(reader: StreamReader) -> Answer:
+    """The next answer. Raises IncompleteReadError when the child has gone."""
+    length = _checked_length(await reader.readexactly(_LENGTH.size))
+    return _answers.decode(await reader.readexactly(length))
+
+
+# The child's side: blocking, one thread.
+
+
+def receive_request(link: socket.socket) -> Request | None:
+    """The next request, or None when the parent has closed the link."""
+    header = _read(link, _LENGTH.size)
+    if header is None:
+        return None
+    body = _read(link, _checked_length(header))
+    return None if body is None else _requests.decode(body)
+
+
+def send_answer(link: socket.socket, answer: Answer) -> None:
+    link.sendall(encode(answer))
+
+
+def _read(link: socket.socket, count: int) -> bytes | None:
+    buffer = bytearray(count)
+    view = memoryview(buffer)
+    filled = 0
+    while filled < count:
+        received = link.recv_into(view[filled:])
+        if received == 0:
+            return None
+        filled += received
+    return bytes(buffer)

@@ -1,0 +1,154 @@
+"""The steps from nothing to a model that answers, and back to nothing.
+
+    spawn -> confine, try to break out -> import the runtime -> [readings before] -> read the weights
+          -> [readings loaded] -> health
+    unload -> exit -> [readings after]
+
+`load_ms` of the profile bounds everything up to the weights, `health_ms` the check. Where a step fails,
+the process is ended and seen to end before the failure is told. Weights are not read before isolation is
+proven, unless the profile does without the proof.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from schemas.codes import Code, Refusal
+from schemas.evidence import Health, Memory, OfflineProof, Reading
+from schemas.profiles import RuntimeProfile
+from worker import frames
+from worker.child import Exit, ModelProcess
+from worker.clock import local_ms
+from worker.measure import NO_ALLOCATOR, LoadReadings, PeakSampler, device_use, process_bytes
+from worker.sandbox.confinement import Policy
+from worker.sandbox.escape import Targets
+
+OnStage = Callable[[str], None]
+
+
+class LoadedModel(Struct, eq=False):
+    """A model process that answers, with what was seen on the way."""
+
+    process: ModelProcess
+    profile: RuntimeProfile
+    offline: OfflineProof
+    facts: frames.Facts
+    readings: LoadReadings
+    health: Health
+    prepare_ms: float
+    load_ms: float
+    health_ms: float
+
+
+async def load_model(
+    state: Path, targets: Targets, folder: str, profile: RuntimeProfile, on_stage: OnStage
+) -> LoadedModel:
+    """Raises Refusal with the step's code. Cancelled or failed, it leaves no process behind."""
+    deadline = local_ms() + profile.limits.load_ms
+    begun = time.perf_counter()
+    process = await ModelProcess.spawn(state, profile)
+    sampler = PeakSampler(process.identity)
+    try:
+        offline = await _confine(
+            process, Policy(folder, str(process.scratch), profile.device == "cuda"), targets, deadline
+        )
+        if profile.require_offline_proof and not offline.proven:
+            raise Refusal(Code.OFFLINE_NOT_PROVEN, _why_not_proven(offline))
+        await _ask_to_load(process, frames.Prepare(profile), deadline)
+        prepare_ms = _elapsed_ms(begun)
+        on_stage("loading")
+        readings = LoadReadings(
+            profile=profile,
+            identity=process.identity,
+            before=process_bytes(process.identity),
+            device_before=device_use(profile, {process.identity.pid}),
+        )
+        begun = time.perf_counter()
+        facts = await _ask_to_load(process, frames.Start(folder), deadline)
+        if not isinstance(facts, frames.Facts):
+            raise Refusal(Code.INTERNAL_ERROR, f"the model process answered {type(facts).__name__} to Start")
+        load_ms = _elapsed_ms(begun)
+        on_stage("healthchecking")
+        begun = time.perf_counter()
+        health = await check_health(process, profile)
+        health_ms = _elapsed_ms(begun)
+        # After the health check: the first inference is what makes the runtime touch all it needs.
+        readings.loaded = sampler.sample()
+        readings.device_loaded = device_use(profile, {process.identity.pid})
+        readings.allocator_loaded = allocator_reading(facts.allocator_bytes)
+        readings.peak = await sampler.close()
+        if not health.capability:
+            raise Refusal(Code.HEALTH_FAILED, f"the model loaded and is not sound: {health.detail}")
+    except BaseException:
+        await sampler.close()
+        await process.kill()
+        raise
+    return LoadedModel(process, profile, offline, facts, readings, health, prepare_ms, load_ms, health_ms)
+
+
+async def _confine(process: ModelProcess, policy: Policy, targets: Targets, deadline: float) -> OfflineProof:
+    answer = await _ask_to_load(process, frames.Confine(policy, targets), deadline)
+    if not isinstance(answer, frames.Confined):
+        raise Refusal(Code.INTERNAL_ERROR, f"the model process answered {type(answer).__name__} to Confine")
+    return answer.proof
+
+
+async def _ask_to_load(process: ModelProcess, request: frames.Request, deadline: float) -> frames.Answer:
+    try:
+        return await process.ask(request, max(deadline - local_ms(), 1.0))
+    except TimeoutError as error:
+        step = type(request).__name__.lower()
+        raise Refusal(Code.LOAD_TIMEOUT, f"the time to load ran out in step `{step}`") from error
+
+
+def _why_not_proven(offline: OfflineProof) -> str:
+    done = [f"{attempt.action} ({attempt.detail})" for attempt in offline.attempts if not attempt.refused]
+    return f"not refused: {', '.join(done) or 'nothing'}; missing layers: {', '.join(offline.missing) or 'none'}"
+
+
+async def check_health(process: ModelProcess, profile: RuntimeProfile) -> Health:
+    """One small real inference. What goes wrong is told layer by layer, never raised."""
+    begun = time.perf_counter()
+    try:
+        answer = await process.ask(frames.CheckHealth(), profile.limits.health_ms)
+    except TimeoutError:
+        detail = f"no answer within {profile.limits.health_ms} ms"
+        return Health(not process.exited.done(), False, False, False, _elapsed_ms(begun), detail=detail)
+    except Refusal as refusal:
+        alive = not process.exited.done()
+        detail = f"{refusal.code}: {refusal.message}"
+        return Health(alive, alive, False, False, _elapsed_ms(begun), detail=detail)
+    if not isinstance(answer, frames.HealthSeen):
+        return Health(True, False, False, False, _elapsed_ms(begun), detail="an answer of another kind")
+    return answer.health
+
+
+async def unload_model(model: LoadedModel) -> tuple[Exit, Memory, float]:
+    """Ask the process to drop the model and end; end it where it doesn't within `unload_ms`. Then measure."""
+    process, begun = model.process, time.perf_counter()
+    deadline = local_ms() + model.profile.limits.unload_ms
+    loaded = process_bytes(process.identity)
+    if loaded.bytes:  # what it holds now, not when it was loaded, is what is given back
+        model.readings.loaded = loaded
+    process.expect_exit()
+    try:
+        answer = await process.ask(frames.Unload(), max(deadline - local_ms(), 1.0))
+        if isinstance(answer, frames.UnloadedModel):
+            model.readings.allocator_after = allocator_reading(answer.allocator_bytes)
+        ended = await process.wait_exit(max(deadline - local_ms(), 1.0))
+    except (TimeoutError, Refusal):
+        model.readings.allocator_after = Reading(unavailable="the model process did not answer the unload")
+        ended = await process.kill()
+    return ended, model.readings.after_exit(), _elapsed_ms(begun)
+
+
+def allocator_reading(allocator_bytes: int | None) -> Reading:
+    return Reading(unavailable=NO_ALLOCATOR) if allocator_bytes is None else Reading(bytes=allocator_bytes)
+
+
+def _elapsed_ms(begun: float) -> float:
+    return (time.perf_counter() - begun) * 1_000.0
