@@ -17,6 +17,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeState] = {}
+        self.alive: dict[str, NodeState] = {}  # the nodes whose session is alive
         self.open_work: dict[str, WorkState] = {}
         self.work_on: dict[str, set[str]] = {}
         self.held_on: dict[str, set[str]] = {}  # node -> deployments with a residency in HOLDING
@@ -28,10 +29,7 @@ class Fleet:
         if isinstance(some, WorkState):
             self._note_work(some.work_id, some.node_id, after if isinstance(after, WorkState) else None)
         elif isinstance(some, NodeState):
-            if isinstance(after, NodeState):
-                self.nodes[after.node_id] = after
-            else:
-                self.nodes.pop(some.node_id, None)
+            self._note_node(some.node_id, after if isinstance(after, NodeState) else None)
         elif isinstance(some, DeploymentState):
             self._note_deployment(
                 before if isinstance(before, DeploymentState) else None,
@@ -52,6 +50,16 @@ class Fleet:
             if work.deployment_id == deployment_id and work.kind == verb:
                 return work
         return None
+
+    def _note_node(self, node_id: str, after: NodeState | None) -> None:
+        if after is None:
+            self.nodes.pop(node_id, None)
+        else:
+            self.nodes[node_id] = after
+        if after is not None and after.session == "alive":
+            self.alive[node_id] = after
+        else:
+            self.alive.pop(node_id, None)
 
     def _note_work(self, work_id: str, node_id: str, after: WorkState | None) -> None:
         if after is None or after.ended:

@@ -10,14 +10,14 @@ from schemas.codes import Code
 from schemas.events import Event
 
 
-class Recorded(Struct, frozen=True):
+class Recorded(Struct, frozen=True, gc=False):
     """One event and the stream it belongs to."""
 
     stream: str
     event: Event
 
 
-class Accepted(Struct, frozen=True):
+class Accepted(Struct, frozen=True, gc=False):
     """`events` may be empty: the command asked for what already holds.
 
     `result` is kept in the receipt; `secret` is added to the first reply only and stored nowhere.
@@ -28,7 +28,7 @@ class Accepted(Struct, frozen=True):
     secret: dict[str, Any] = field(default_factory=dict)
 
 
-class Rejected(Struct, frozen=True):
+class Rejected(Struct, frozen=True, gc=False):
     """Nothing changed. `message` says what was wrong with these values; the code's advice says what to do."""
 
     code: Code

@@ -1,4 +1,8 @@
-"""The folded state of each kind of stream. Immutable; `domain.fold` makes the next from an event."""
+"""The folded state of each kind of stream. Immutable; `domain.fold` makes the next from an event.
+
+`gc=False`: none of these can be part of a cycle, and a writer holds hundreds of thousands of them, which
+the collector would otherwise walk again and again.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from schemas.profiles import RuntimeProfile
 from schemas.work import FINAL_STAGES, JobSpec, Stage, WorkKind, WorkSpec
 
 
-class ArtifactState(Struct, frozen=True):
+class ArtifactState(Struct, frozen=True, gc=False):
     artifact_id: str
     name: str
     files: list[FileEntry]
@@ -23,14 +27,14 @@ class ArtifactState(Struct, frozen=True):
     verified: dict[str, str] = field(default_factory=dict)  # node -> location
 
 
-class ProfileState(Struct, frozen=True):
+class ProfileState(Struct, frozen=True, gc=False):
     profile_id: str
     profile: RuntimeProfile
     assessment_id: str
     created_at_ms: int
 
 
-class NodeState(Struct, frozen=True):
+class NodeState(Struct, frozen=True, gc=False):
     """`session` is none, alive, lost or left; it belongs to `generation`, the newest there has been."""
 
     node_id: str
@@ -47,7 +51,7 @@ class NodeState(Struct, frozen=True):
     session_keys: dict[str, str] = field(default_factory=dict)  # generation -> public key
 
 
-class Lease(Struct, frozen=True):
+class Lease(Struct, frozen=True, gc=False):
     generation: str
     attempt: int
     token_sha256: str
@@ -55,7 +59,7 @@ class Lease(Struct, frozen=True):
     until_ms: int
 
 
-class WorkState(Struct, frozen=True):
+class WorkState(Struct, frozen=True, gc=False):
     """A work item. At most one lease; `attempt` counts grants; final stages are never left."""
 
     work_id: str
@@ -85,7 +89,7 @@ class WorkState(Struct, frozen=True):
         return self.spec.deployment_id if isinstance(self.spec, JobSpec) else None
 
 
-class CandidateState(Struct, frozen=True):
+class CandidateState(Struct, frozen=True, gc=False):
     candidate_id: str
     digest: str
     artifact_id: str
@@ -99,7 +103,7 @@ class CandidateState(Struct, frozen=True):
     approved_at_ms: int | None = None
 
 
-class Residency(Struct, frozen=True):
+class Residency(Struct, frozen=True, gc=False):
     """The log's word on one deployment on one node. `generation_seen` only grows: older ones are fenced."""
 
     state: str
@@ -110,7 +114,7 @@ class Residency(Struct, frozen=True):
     generation_seen: int
 
 
-class DeploymentState(Struct, frozen=True):
+class DeploymentState(Struct, frozen=True, gc=False):
     deployment_id: str
     name: str
     candidate_id: str

@@ -20,7 +20,7 @@ from schemas.tokens import PATH_CHARACTERS_MAX, ByteCount, Digest
 PICKLE_SUFFIXES = frozenset({".bin", ".ckpt", ".joblib", ".mar", ".nemo", ".pickle", ".pkl", ".pt", ".pth"})
 
 
-class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
+class FileEntry(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One file: POSIX path relative to the folder, size in bytes, SHA-256 of its content."""
 
     path: Annotated[str, Meta(min_length=1, max_length=PATH_CHARACTERS_MAX)]

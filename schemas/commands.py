@@ -20,7 +20,7 @@ from schemas.profiles import Adapter, RuntimeProfile, Task
 from schemas.tokens import Actor, Digest, Generation, Name, Text, Token
 
 
-class Command(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Command(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     command_id: Token
     actor: Actor
     traceparent: Annotated[str, Meta(max_length=64)] | None = None

@@ -27,7 +27,7 @@ STREAM_NOUNS = ("artifact", "profile", "node", "work", "candidate", "deployment"
 ResidencyState = Literal["absent", "loading", "resident", "draining", "unloading", "lost", "failed"]
 
 
-class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """`at_ms` is the control plane's clock when it decided; `command_id` the command that caused it."""
 
     at_ms: Milliseconds

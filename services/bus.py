@@ -27,13 +27,18 @@ PENDING_BYTES_MAX = 64 * 1024 * 1024
 COMMANDS_MAX = 1_000_000
 EVIDENCE_MAX = 1_000_000
 OFFERS_MAX = 100_000
-DUPLICATE_WINDOW_S = 120
+DUPLICATE_WINDOW_S = 1  # the relay needs none; a long one would stop it from filling a purged stream again
 CREATE_TIMEOUT_S = 10.0
 STREAM_NAME_IN_USE = 10058  # somebody else made it at the same time
 
-# COMMANDS holds what a sender published and forgot, so it follows the server's `sync_interval: always`. The
-# others can be had again (from the log, the next heartbeat, the worker's outbox) and need no fsync per message.
-SYNCED = frozenset({subjects.STREAM_COMMANDS})
+# What the client library has no field for. COMMANDS holds what a sender published and forgot, so it follows the
+# server's `sync_interval: always`; so does EVENTS, whose atomic batches (one sync each) exclude `async`. Offers
+# come again with a heartbeat and evidence from the worker's outbox; they need no fsync per message.
+MORE: dict[str, dict[str, Any]] = {
+    subjects.STREAM_EVENTS: {"allow_atomic": True},
+    subjects.STREAM_WORK: {"persist_mode": "async"},
+    subjects.STREAM_EVIDENCE: {"persist_mode": "async"},
+}
 
 STREAMS = (
     StreamConfig(
@@ -82,20 +87,22 @@ async def connect(settings: Settings, name: str) -> Client:
 async def ensure_streams(nc: Client) -> None:
     """Create the streams that are not there. Existing ones are left as an operator set them.
 
-    Created with a request of our own, since the client library has no field for `persist_mode`.
+    Created with a request of our own, since the client library has no fields for MORE.
     """
     js = nc.jetstream()
+    there = {info.config.name for info in await js.streams_info()}
     for config in STREAMS:
-        try:
-            await js.stream_info(str(config.name))
-        except nats.js.errors.NotFoundError:
-            wanted = {**config.as_dict(), **({} if config.name in SYNCED else {"persist_mode": "async"})}
-            reply = await nc.request(
-                f"$JS.API.STREAM.CREATE.{config.name}", json.dumps(wanted).encode(), timeout=CREATE_TIMEOUT_S
-            )
-            error = json.loads(reply.data).get("error")
-            if error is not None and error.get("err_code") != STREAM_NAME_IN_USE:
-                raise nats.js.errors.APIError.from_error(error)
+        if config.name not in there:
+            await _create(nc, config)
+
+
+async def _create(nc: Client, config: StreamConfig) -> None:
+    wanted = {**config.as_dict(), **MORE.get(str(config.name), {})}
+    subject = f"$JS.API.STREAM.CREATE.{config.name}"
+    reply = await nc.request(subject, json.dumps(wanted).encode(), timeout=CREATE_TIMEOUT_S)
+    error = json.loads(reply.data).get("error")
+    if error is not None and error.get("err_code") != STREAM_NAME_IN_USE:
+        nats.js.errors.APIError.from_error(error)  # raises the matching APIError
 
 
 async def announce(nc: Client, name: str) -> None:

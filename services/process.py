@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -13,6 +14,10 @@ import structlog
 import uvloop
 
 from services.settings import Settings
+
+# Most of what a service allocates is freed by reference counts; young collections at the default of 700 cost
+# several percent of a busy writer and find nothing.
+GC_THRESHOLD = 50_000
 
 
 def configure_logging(settings: Settings, process: str) -> None:
@@ -37,6 +42,7 @@ def run_service(process: str, main: Callable[[Settings, asyncio.Event], Awaitabl
     """Run `main(settings, stop)` until it returns its exit code; SIGTERM and SIGINT set `stop`."""
     settings = Settings().resolved()
     configure_logging(settings, process)
+    gc.set_threshold(GC_THRESHOLD, 50, 1_000)
 
     async def supervised() -> int:
         stop = asyncio.Event()

@@ -52,10 +52,9 @@ class Sessions:
         """Commands for what has run out: sessions, leases, deadlines."""
         now_ms = self._clock.now_ms()
         commands: list[Command] = []
-        for node in self._fleet.nodes.values():
-            if node.session != "alive":
-                self._terms.pop(node.node_id, None)
-                continue
+        for gone in self._terms.keys() - self._fleet.alive.keys():
+            del self._terms[gone]
+        for node in self._fleet.alive.values():
             term = self._terms.get(node.node_id)
             if term is None or term.generation != node.generation:
                 self._terms[node.node_id] = term = Term(node.generation, now_ms, "")

@@ -1,14 +1,18 @@
 """Publish the log to EVENTS: each position once, in order, whatever was lost on the way.
 
-The relay keeps no position of its own. It starts from the last message the stream holds, and publishes
-each event with `Nats-Expected-Last-Sequence`, so the server itself refuses a gap, a repetition and a second
-relay. Publishes are pipelined, a window at a time; if any of a window is not acknowledged as expected, the
-relay asks the stream again where it stands and goes on from there. A wiped stream is filled from the start.
+The relay keeps no position of its own. It starts from the last message the stream holds and publishes
+atomic batches, each with the sequence it expects the stream to be at. So the server itself refuses a gap, a
+repetition and a second relay, a batch is there whole or not at all, and there is one acknowledgement for
+each batch and not for each event. Batches are pipelined; if one is not acknowledged as expected, the relay
+asks the stream where it stands and goes on from there. A wiped stream is filled from the start.
+
+Atomic batches need nats-server 2.12 or newer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +21,6 @@ import nats.js.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import Header
 
 from schemas import subjects
 from services.bus import ensure_streams
@@ -25,6 +28,11 @@ from services.eventlog.port import LogRow, LogUnavailable
 from services.eventlog.tail import Tail
 
 ACK_TIMEOUT_S = 5.0
+BATCH_MAX = 500  # events per atomic batch; the server takes up to 1,000
+HEADER_BATCH = "Nats-Batch-Id"
+HEADER_BATCH_SEQUENCE = "Nats-Batch-Sequence"
+HEADER_BATCH_COMMIT = "Nats-Batch-Commit"
+HEADER_EXPECTED = "Nats-Expected-Last-Sequence"
 RETRY_S = 0.5
 
 log = structlog.get_logger()
@@ -34,7 +42,6 @@ class _PubAck(msgspec.Struct):
     """The part of JetStream's publish acknowledgement that is looked at."""
 
     seq: int = 0
-    duplicate: bool = False
     error: dict[str, object] | None = None
 
 
@@ -98,55 +105,75 @@ class Relay:
         return Place(info.state.last_seq, int((last.headers or {})[subjects.HEADER_POSITION]))
 
     async def _publish(self, rows: list[LogRow], place: Place) -> None:
-        window = self._window = _Window(place.sequence, len(rows))
-        previous = place.position
-        for number, row in enumerate(rows):
+        batches = [rows[start : start + BATCH_MAX] for start in range(0, len(rows), BATCH_MAX)]
+        window = self._window = _Window(uuid.uuid4().hex)
+        for number, batch in enumerate(batches):
+            reply = f"{self._inbox}.{window.expect(place.sequence + len(batch))}"
+            await self._publish_batch(batch, place, f"{window.ident}-{number}", reply)
+            place = Place(place.sequence + len(batch), batch[-1].position)
+        async with asyncio.timeout(ACK_TIMEOUT_S):
+            complete = await window.done
+        if complete:
+            self._place = place
+            self.published += len(rows)
+        else:
+            log.warning("relay.out_of_step", expected=place, reason=window.reason)
+            self._place = None
+            await asyncio.sleep(RETRY_S)
+
+    async def _publish_batch(self, batch: list[LogRow], place: Place, ident: str, reply: str) -> None:
+        previous, last = place.position, len(batch)
+        for number, row in enumerate(batch, 1):
+            position = str(row.position)
             headers = {
-                subjects.HEADER_MSG_ID: str(row.position),
-                Header.EXPECTED_LAST_SEQUENCE.value: str(place.sequence + number),
-                subjects.HEADER_POSITION: str(row.position),
+                HEADER_BATCH: ident,
+                HEADER_BATCH_SEQUENCE: str(number),
+                subjects.HEADER_MSG_ID: position,
+                subjects.HEADER_POSITION: position,
                 subjects.HEADER_PREVIOUS: str(previous),
                 subjects.HEADER_TOPIC: row.topic,
                 subjects.HEADER_VERSION: str(row.version),
             }
+            if number == 1:
+                headers[HEADER_EXPECTED] = str(place.sequence)
+            if number == last:
+                headers[HEADER_BATCH_COMMIT] = "1"
             trace = trace_of(row.state)
             if trace:
                 headers[subjects.HEADER_TRACEPARENT] = trace
             subject = subjects.event_subject(row.stream, row.topic)
-            await self._nc.publish(subject, row.state, reply=f"{self._inbox}.{number}", headers=headers)
+            await self._nc.publish(subject, row.state, reply=reply if number == last else "", headers=headers)
             previous = row.position
-        async with asyncio.timeout(ACK_TIMEOUT_S):
-            complete = await window.done
-        if complete:
-            self._place = Place(place.sequence + len(rows), rows[-1].position)
-            self.published += len(rows)
-        else:
-            log.warning("relay.out_of_step", position=place.position, reason=window.reason)
-            self._place = None
 
     async def _on_ack(self, message: Msg) -> None:
         if self._window is not None:
-            self._window.take(int(message.subject.rpartition(".")[2]), message.data)
+            self._window.take(message.subject.rpartition(".")[2], message.data)
 
 
 class _Window:
-    """The acknowledgements of one pipelined batch."""
+    """The acknowledgements of the batches that are on their way, each named by the sequence it ends at."""
 
-    def __init__(self, sequence: int, size: int) -> None:
-        self._sequence = sequence
-        self._open = set(range(size))
+    def __init__(self, ident: str) -> None:
+        self.ident = ident
+        self._open: set[str] = set()
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.reason = ""
 
-    def take(self, number: int, data: bytes) -> None:
-        if self.done.done():
+    def expect(self, sequence: int) -> str:
+        """The last token of the reply subject on which this batch is acknowledged."""
+        token = f"{self.ident}-{sequence}"
+        self._open.add(token)
+        return token
+
+    def take(self, token: str, data: bytes) -> None:
+        if token not in self._open or self.done.done():
             return
         ack = _decode_ack(data)
-        if ack.error is not None or ack.seq != self._sequence + number + 1:
-            self.reason = str(ack.error or f"sequence {ack.seq} for number {number}")
+        if ack.error is not None or token != f"{self.ident}-{ack.seq}":
+            self.reason = str(ack.error or f"acknowledged at sequence {ack.seq}")
             self.done.set_result(False)
             return
-        self._open.discard(number)
+        self._open.discard(token)
         if not self._open:
             self.done.set_result(True)
 

@@ -155,6 +155,15 @@ async def test_a_wiped_stream_is_filled_again_from_the_log(plane: ControlPlane) 
     await events_equal_log(plane)
 
 
+async def test_a_purged_stream_is_filled_again(plane: ControlPlane) -> None:
+    for number in range(20):
+        await plane.command("node.enrol", node_id=f"n{number}", credential_sha256=SHA)
+    await events_equal_log(plane)
+    await plane.nc.jetstream().purge_stream(subjects.STREAM_EVENTS)
+    await plane.command("node.enrol", node_id="after", credential_sha256=SHA)
+    await events_equal_log(plane)
+
+
 async def test_a_relay_that_stopped_goes_on_where_the_stream_stands(plane: ControlPlane) -> None:
     await plane.command("node.enrol", node_id="n1", credential_sha256=SHA)
     await events_equal_log(plane)
