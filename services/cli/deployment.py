@@ -13,7 +13,7 @@ from schemas.codes import Code, Refusal
 from services.cli import options
 from services.cli.context import Context, run
 from services.cli.evidence import facts
-from services.cli.formats import short
+from services.cli.formats import short, yes
 from services.cli.terminal import Terminal
 from services.cli.waiting import completed, ended, made
 from services.client import Client
@@ -151,11 +151,25 @@ def _job_command(verb: str, deployment: str, node: str | None, detach: bool, as_
     run(as_json, command)
 
 
+def retire_command(deployment: options.Deployment, as_json: options.Json = False) -> None:
+    """Take a deployment out of use for good. Refused while it is resident anywhere."""
+
+    async def command(context: Context) -> None:
+        row = await context.client.one(DeploymentRow, deployment)
+        reply = await context.client.accepted("deployment.retire", deployment_id=row.id)
+        row = await context.client.appear(DeploymentRow, row.id, reply.position)
+        shown = [("deployment", row.id), ("name", row.name), ("retired", yes(row.retired))]
+        context.terminal.result({"deployment": row}, lambda: context.terminal.facts(shown))
+
+    run(as_json, command)
+
+
 def register(app: typer.Typer, panel: str) -> None:
-    """Add `deploy` and one command per verb."""
+    """Add `deploy`, one command per verb, and `retire`."""
     app.command("deploy", rich_help_panel=panel)(deploy_command)
     for verb, explanation in VERBS.items():
         app.command(verb, help=explanation, rich_help_panel=panel)(_command_for(verb))
+    app.command("retire", rich_help_panel=panel)(retire_command)
 
 
 def _command_for(verb: str) -> Any:

@@ -133,7 +133,7 @@ def _special(relative: str, mode: int) -> Refusal:
     kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
     kind = kinds.get(stat.S_IFMT(mode), "no regular file")
     advice = "A set holds regular files only. Remove it from the folder."
-    return Refusal(Code.ARTIFACT_FILE_UNREADABLE, f"{relative} is {kind}", {"path": relative, "advice": advice})
+    return Refusal(Code.ARTIFACT_FILE_UNEXPECTED, f"{relative} is {kind}", {"path": relative, "advice": advice})
 
 
 @contextmanager

@@ -76,11 +76,11 @@ def test_a_link_is_refused_wherever_it_points(model: Path, target: str) -> None:
 def test_a_pipe_and_a_socket_are_refused_and_never_opened(model: Path) -> None:
     os.mkfifo(model / "pipe")  # opening it for reading would wait for ever
     refusal = refused(model)
-    assert (refusal.code, "pipe is a pipe" in refusal.message) == (Code.ARTIFACT_FILE_UNREADABLE, True)
+    assert (refusal.code, "pipe is a pipe" in refusal.message) == (Code.ARTIFACT_FILE_UNEXPECTED, True)
     (model / "pipe").unlink()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(model / "sock"))
-        assert refused(model).code is Code.ARTIFACT_FILE_UNREADABLE
+        assert refused(model).code is Code.ARTIFACT_FILE_UNEXPECTED
 
 
 def test_an_empty_folder_and_one_with_everything_excluded_are_refused(tmp_path: Path, model: Path) -> None:
