@@ -21,6 +21,7 @@ import nats.js.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import RawStreamMsg, StreamConfig
 
 from schemas import subjects
 from services.bus import ensure_streams
@@ -34,6 +35,7 @@ HEADER_BATCH_SEQUENCE = "Nats-Batch-Sequence"
 HEADER_BATCH_COMMIT = "Nats-Batch-Commit"
 HEADER_EXPECTED = "Nats-Expected-Last-Sequence"
 RETRY_S = 0.5
+CHECK_S = 5.0  # how often a stream that seems in step is looked at; a purge leaves its last sequence
 
 log = structlog.get_logger()
 
@@ -68,6 +70,7 @@ class Relay:
         self._js = nc.jetstream()
         self._tail = tail
         self._place: Place | None = None
+        self._check_at_s = 0.0
         self._inbox = nc.new_inbox()
         self._window: _Window | None = None
         self.published = 0
@@ -83,8 +86,10 @@ class Relay:
     async def step(self) -> None:
         """Publish what is new, or find out where the stream stands, or wait a moment for servers to be back."""
         try:
-            if self._place is None:
+            loop = asyncio.get_running_loop()
+            if self._place is None or loop.time() >= self._check_at_s:
                 self._place = await self._find_place()
+                self._check_at_s = loop.time() + CHECK_S
             rows = await self._tail.next(self._place.position)
             if rows:
                 await self._publish(rows, self._place)
@@ -97,12 +102,19 @@ class Relay:
             await asyncio.sleep(RETRY_S)
 
     async def _find_place(self) -> Place:
+        """Where the stream stands. One that has lost its beginning, and has no limits to explain it, is emptied."""
         await ensure_streams(self._nc)
         info = await self._js.stream_info(subjects.STREAM_EVENTS)
+        if info.state.messages and not _limited(info.config):
+            first = await self._js.get_msg(subjects.STREAM_EVENTS, info.state.first_seq)
+            if _header(first, subjects.HEADER_PREVIOUS) != 0:
+                log.warning("relay.beginning_lost", first_position=_header(first, subjects.HEADER_POSITION))
+                await self._js.purge_stream(subjects.STREAM_EVENTS)
+                return Place(info.state.last_seq, 0)
         if info.state.messages == 0:
             return Place(info.state.last_seq, 0)
         last = await self._js.get_msg(subjects.STREAM_EVENTS, info.state.last_seq)
-        return Place(info.state.last_seq, int((last.headers or {})[subjects.HEADER_POSITION]))
+        return Place(info.state.last_seq, _header(last, subjects.HEADER_POSITION))
 
     async def _publish(self, rows: list[LogRow], place: Place) -> None:
         batches = [rows[start : start + BATCH_MAX] for start in range(0, len(rows), BATCH_MAX)]
@@ -176,6 +188,15 @@ class _Window:
         self._open.discard(token)
         if not self._open:
             self.done.set_result(True)
+
+
+def _limited(config: StreamConfig) -> bool:
+    """Whether an operator let the stream forget its oldest messages."""
+    return any((limit or 0) > 0 for limit in (config.max_msgs, config.max_bytes, config.max_age))
+
+
+def _header(message: RawStreamMsg, name: str) -> int:
+    return int((message.headers or {})[name])
 
 
 def trace_of(state: bytes) -> str | None:
