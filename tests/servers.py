@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,11 +32,14 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    server = PostgresServer(tmp_path_factory.mktemp("postgres-server"))
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
+def postgres_server() -> Iterator[PostgresServer]:
+    # Not below pytest's own folder: another pytest that starts makes that one private again, and as root the
+    # server runs as another user and would lose its cluster.
+    with tempfile.TemporaryDirectory(prefix="tenure-postgres-", ignore_cleanup_errors=True) as folder:
+        server = PostgresServer(Path(folder))
+        asyncio.run(server.start())
+        yield server
+        asyncio.run(server.stop())
 
 
 @pytest.fixture(scope="session")
