@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from domain.artifacts import check_location
+from domain.leases import fail
 from domain.outcomes import Accepted, Outcome, Recorded, Rejected
 from domain.states import (
     ArtifactState,
@@ -35,6 +36,7 @@ from schemas.commands import (
 from schemas.events import (
     ApprovalGranted,
     ApprovalRevoked,
+    CancelRequested,
     DeploymentCreated,
     DeploymentRetired,
     ProfileCreated,
@@ -124,18 +126,39 @@ def grant_approval(command: GrantApproval, world: World) -> Outcome:
 
 
 def revoke_approval(command: RevokeApproval, world: World) -> Outcome:
-    """Residents stay until they are unloaded; nothing new is loaded under a revoked approval."""
+    """Residents stay until they are unloaded; nothing new is loaded under a revoked approval.
+
+    So loads that wait fail, and loads that run are asked to stop.
+    """
     candidate = world.get(CandidateState, "candidate", command.candidate_id)
     if candidate is None:
         return Rejected(Code.UNKNOWN_STREAM, f"there is no candidate {command.candidate_id}")
     result = {"candidate_id": candidate.candidate_id}
     if candidate.approved_by is None:
         return Accepted(result=result)
+    stamp = world.stamp(command)
     event = ApprovalRevoked(
-        candidate_id=candidate.candidate_id, candidate_digest=candidate.digest, note=command.note,
-        **world.stamp(command),
-    )  # fmt: skip
-    return Accepted([Recorded(stream_of("candidate", candidate.candidate_id), event)], result)
+        candidate_id=candidate.candidate_id, candidate_digest=candidate.digest, note=command.note, **stamp
+    )
+    events = [Recorded(stream_of("candidate", candidate.candidate_id), event)]
+    for load in _open_loads(candidate.candidate_id, world):
+        if load.lease is None:
+            events += fail(load, Code.CANDIDATE_NOT_APPROVED, "the approval was revoked", stamp)
+        elif not load.cancel_requested:
+            asked = CancelRequested(work_id=load.work_id, reason="the approval was revoked", **stamp)
+            events.append(Recorded(stream_of("work", load.work_id), asked))
+    return Accepted(events, result)
+
+
+def _open_loads(candidate_id: str, world: World) -> list[WorkState]:
+    """Loads under way, or waiting, of any deployment of this candidate, oldest first."""
+    loads = [work for work in world.fleet.open_work.values() if work.kind == "load" and work.deployment_id]
+    found = []
+    for load in sorted(loads, key=lambda work: (work.requested_at_ms, work.work_id)):
+        deployment = world.get(DeploymentState, "deployment", load.deployment_id or "")
+        if deployment is not None and deployment.candidate_id == candidate_id:
+            found.append(world.get(WorkState, "work", load.work_id) or load)
+    return found
 
 
 def create_deployment(command: CreateDeployment, world: World) -> Outcome:
