@@ -1,0 +1,96 @@
+"""Work that ends otherwise than by its result: cancelled, or out of time."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas import commands as c
+from schemas import evidence as se
+from schemas.codes import Code
+from tests.unit.domain import statements as says
+from tests.unit.domain.story import Story
+
+
+def cancel(story: Story, work_id: str) -> None:
+    story.accept(c.CancelWork, work_id=work_id, reason="not needed")
+
+
+def test_queued_work_is_cancelled_at_once(story: Story) -> None:
+    work_id = story.probe()
+    cancel(story, work_id)
+    assert (story.work(work_id).stage, story.work(work_id).code) == ("cancelled", Code.WORK_CANCELLED)
+    assert story.refuse(c.CancelWork, work_id=work_id).code is Code.WORK_ENDED
+    assert story.refuse(c.CancelWork, work_id="nothing").code is Code.UNKNOWN_STREAM
+
+
+def test_a_holder_is_asked_to_stop_and_says_when_it_has(story: Story) -> None:
+    work_id = story.probe()
+    story.claim(work_id)
+    cancel(story, work_id)
+    before = len(story.lines)
+    cancel(story, work_id)
+    assert len(story.lines) == before
+    assert (story.work(work_id).stage, story.work(work_id).cancel_requested) == ("preparing", True)
+    story.say(work_id, se.WorkCancelled(stage="loading"))
+    assert story.work(work_id).stage == "cancelled"
+
+
+def test_a_result_that_was_faster_than_the_cancellation_counts(story: Story) -> None:
+    work_id = story.probe()
+    story.claim(work_id)
+    cancel(story, work_id)
+    story.say(work_id, says.probed(story.fingerprint()))
+    assert story.work(work_id).stage == "completed"
+
+
+def test_cancelled_work_whose_holder_vanished_is_not_offered_again(story: Story) -> None:
+    work_id = story.probe()
+    story.claim(work_id)
+    cancel(story, work_id)
+    story.start_worker()
+    assert story.work(work_id).stage == "cancelled"
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_a_cancelled_load_leaves_nothing(story: Story, leased: bool) -> None:
+    deployment_id = story.deployment()
+    work_id = story.job(deployment_id, "load")
+    if leased:
+        story.claim(work_id)
+        cancel(story, work_id)
+        story.say(work_id, se.WorkCancelled(stage="loading"))
+    else:
+        cancel(story, work_id)
+    assert story.residency(deployment_id) == "absent"
+    story.load(deployment_id)
+
+
+def test_work_nobody_claimed_fails_when_the_queue_limit_has_passed(story: Story) -> None:
+    work_id = story.probe()
+    story.wait(story.world.limits.queue_ms)
+    before = len(story.lines)
+    story.accept(c.PassDeadline, work_id=work_id)
+    story.accept(c.PassDeadline, work_id="nothing")
+    assert len(story.lines) == before
+    story.wait(1)
+    story.accept(c.PassDeadline, work_id=work_id)
+    assert (story.work(work_id).stage, story.work(work_id).code) == ("failed", Code.WORK_DEADLINE)
+
+
+def test_leased_work_has_its_profiles_time_and_not_more(story: Story) -> None:
+    deployment_id = story.deployment()
+    work_id = story.job(deployment_id, "load")
+    order = story.claim(work_id)
+    limits = order.profile.limits
+    assert order.deadline_ms == story.world.now_ms + limits.load_ms + limits.health_ms + 30_000
+    while story.world.now_ms + 20_000 <= order.deadline_ms:
+        story.wait(20_000)
+        story.accept(
+            c.RenewLease, work_id=work_id, generation=order.generation, attempt=order.attempt, token=order.token
+        )
+    story.wait(order.deadline_ms - story.world.now_ms + 1)
+    story.accept(c.PassDeadline, work_id=work_id)
+    assert (story.work(work_id).stage, story.work(work_id).lease) == ("failed", None)
+    assert story.residency(deployment_id) == "failed"
+    assert story.say(work_id, says.loaded(story.fingerprint())).result["reason"] == "WORK_ENDED"
+    assert story.residency(deployment_id) == "failed"
