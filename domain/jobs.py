@@ -2,6 +2,8 @@
 
 One load at a time: who asks while a load is running gets that load's work id, and who asks for what
 already holds gets an accepted reply with no work. A transition in progress is ended only by its owner.
+A load waits until every drain and unload of what was there before has ended, because those name the
+deployment and would reach what the load brings.
 """
 
 from __future__ import annotations
@@ -77,6 +79,10 @@ def _load_refused(deployment: DeploymentState, node_id: str, world: World) -> Re
     node = world.get(NodeState, "node", node_id)
     if node is None or node.fingerprint != deployment.fingerprint:
         return Rejected(Code.ENVIRONMENT_CHANGED, f"node {node_id} no longer runs what the candidate was probed on")
+    for verb in ("drain", "unload"):
+        earlier = world.fleet.open_job(deployment.deployment_id, node_id, verb)
+        if earlier is not None:
+            return Rejected(Code.RESIDENCY_CONFLICT, f"{verb} {earlier.work_id} of what was there has not ended yet")
     held = len(world.fleet.holders_of(node_id))
     if held >= RESIDENTS_PER_NODE_MAX:
         return Rejected(Code.NODE_FULL, f"node {node_id} holds {held} deployments")

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from typing import Any
 
-from domain.leases import end_hold, fail
+from domain.leases import REPEATABLE, end_hold, fail
 from domain.outcomes import Accepted, Outcome, Recorded, Rejected
 from domain.states import DeploymentState, NodeState, WorkState, stream_of
 from domain.world import World
@@ -113,17 +113,21 @@ def _lose(command: Command, node: NodeState, generation: str, cause: str, silent
 
 
 def _drop_holds(node: NodeState, detail: str, world: World, stamp: dict[str, Any]) -> list[Recorded]:
-    """End every lease and lose every resident of the generation that is over."""
+    """End every lease and lose every resident of the generation that is over.
+
+    Work that asks something of a resident ends with it even if nobody has claimed it: the next generation
+    holds another process, which an old drain or unload must not reach.
+    """
     events: list[Recorded] = []
     settled: set[str] = set()
     for open_work in world.fleet.work_of(node.node_id):
         work = _loaded(open_work, world)
         if work.lease is not None:
             events += end_hold(work, Code.WORKER_LOST, detail, stamp)
-        if work.kind == "load" and work.deployment_id:
+        elif work.kind not in REPEATABLE:
+            events += fail(work, Code.WORKER_LOST, detail, stamp)
+        if work.kind in ("load", "unload") and work.deployment_id:
             settled.add(work.deployment_id)  # still to be done, or settled by its own failure just now
-        if work.kind == "unload" and work.deployment_id and work.lease is not None:
-            settled.add(work.deployment_id)
     return events + _lose_residents(node.node_id, detail, settled, world, stamp)
 
 
