@@ -14,12 +14,17 @@ from services.eventlog.postgres import PostgresLog
 
 
 @pytest.fixture(params=["memory", "postgres"])
-async def log(request: pytest.FixtureRequest) -> AsyncIterator[EventLog]:
+def dsn(request: pytest.FixtureRequest) -> str | None:
+    """None for the log in memory, else an empty database."""
+    return request.getfixturevalue("postgres_dsn") if request.param == "postgres" else None
+
+
+@pytest.fixture
+async def log(dsn: str | None) -> AsyncIterator[EventLog]:
     made: EventLog
-    if request.param == "memory":
+    if dsn is None:
         made = MemoryLog()
     else:
-        dsn = request.getfixturevalue("postgres_dsn")
         await asyncio.to_thread(migrate, dsn)
         made = PostgresLog(dsn)
     yield made
