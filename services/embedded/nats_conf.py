@@ -102,13 +102,14 @@ class NatsSettings:
     store_dir: str
     passwords: Mapping[str, str]
     include: str | None = None
-    pid_file: str | None = None
+    http: str | None = None  # where the health check asks
 
 
 DEPLOYMENT = NatsSettings(
     listen="0.0.0.0:4222",
     store_dir="/data",
     passwords={user: f"${user.upper()}_PASSWORD" for user in USERS},
+    http="127.0.0.1:8222",
     include="../../run/secrets/nats_passwords",  # relative to /etc/nats: the server joins it to its own folder
 )
 
@@ -128,8 +129,8 @@ def render(settings: NatsSettings) -> str:
         f"max_payload: {MAX_PAYLOAD_BYTES}",
         f"max_connections: {CONNECTIONS_MAX}",
     ]
-    if settings.pid_file:
-        lines.append(f"pid_file: {json.dumps(settings.pid_file)}")
+    if settings.http:
+        lines.append(f"http: {json.dumps(settings.http)}")
     lines += [
         "jetstream {",
         f"  store_dir: {json.dumps(settings.store_dir)}",

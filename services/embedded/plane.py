@@ -15,7 +15,6 @@ of a worker and the node's credential, no database; the services get the control
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import signal
 import time
@@ -29,6 +28,7 @@ from schemas.codes import Code, Refusal
 from services.client import Client
 from services.embedded.credentials import ensure_secret, secret_dir, write_private
 from services.embedded.data_lock import DataLock
+from services.embedded.enrol import enrol
 from services.embedded.nats import NatsServer
 from services.embedded.nats_conf import CONTROL, OPERATOR, WORKER
 from services.embedded.postgres import PostgresServer
@@ -217,14 +217,10 @@ class Plane:
     async def _enrol(self) -> None:
         """Make the node known by the SHA-256 of its credential. Known already with the same one is fine."""
         secret_dir(self.data_dir / "secrets")
-        digest = hashlib.sha256(ensure_secret(self.credential_file).encode()).hexdigest()
+        credential = ensure_secret(self.credential_file)
 
         async def ask() -> bool:
-            client = await Client.connect(self.settings, ACTOR)
-            try:
-                await client.accepted("node.enrol", node_id=self.settings.node_id, credential_sha256=digest)
-            finally:
-                await client.close()
+            await enrol(self.settings, credential)
             return True
 
         await self._until(ask, CONTROL_ANSWERS_S, "the control plane did not answer")
