@@ -1,7 +1,8 @@
 """Evidence decided: a typed transition, or EvidenceRejected with the reason and the whole evidence.
 
 The worker reports what it saw; what that means is decided here. A probe that loaded but was unhealthy,
-kept memory, or could not prove isolation where the profile asks for it, has failed, whatever it says.
+kept memory, or could not prove isolation where the profile asks for it, has failed, whatever it says. So
+has a verification that did not count every file of the set at the place that was asked.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from schemas.events import (
     WorkFailed,
     WorkProgressed,
 )
-from schemas.work import JobSpec, ProbeSpec
+from schemas.work import RUNNING_STAGES, JobSpec, ProbeSpec, VerifySpec
 
 _decode = msgspec.json.Decoder(se.Evidence).decode
 # which final statement answers which kind of work
@@ -118,6 +119,8 @@ def _accept(command: SubmitEvidence, evidence: se.Evidence, work: WorkState, wor
     stream = stream_of("work", work.work_id)
     match statement:
         case se.Progress(stage=stage):
+            if RUNNING_STAGES.index(stage) < RUNNING_STAGES.index(work.stage):
+                return Accepted([], {"evidence": "accepted"})  # delivered late: a later stage is known already
             events = [Recorded(stream, WorkProgressed(stage=stage, **held))]
         case se.WorkFailed(code=code, message=message):
             events = [Recorded(stream, WorkFailed(code=code, message=message, **held))]
@@ -144,14 +147,10 @@ def _complete(
     match statement:
         case se.Verified(location=location):
             verified = ArtifactVerified(
-                artifact_id=work.spec.artifact_id,
-                node_id=work.node_id,
-                location=location,
-                work_id=work.work_id,
+                artifact_id=work.spec.artifact_id, node_id=work.node_id, location=location, work_id=work.work_id,
                 **stamp,
-            )
-            if world.get(ArtifactState, "artifact", work.spec.artifact_id) is not None:
-                events.append(Recorded(stream_of("artifact", work.spec.artifact_id), verified))
+            )  # fmt: skip
+            events.append(Recorded(stream_of("artifact", work.spec.artifact_id), verified))
         case se.Probed():
             events.append(_candidate(work, held["signed"].payload, world, stamp))
         case se.Loaded():
@@ -168,6 +167,8 @@ def _complete(
 
 def _shortfall(statement: Any, work: WorkState, world: World) -> tuple[Code, str] | None:
     """Why a final statement does not amount to success."""
+    if isinstance(statement, se.Verified) and isinstance(work.spec, VerifySpec):
+        return _verify_shortfall(statement, work.spec, world)
     if not isinstance(statement, se.Probed | se.Loaded):
         return None
     health = statement.health
@@ -185,6 +186,17 @@ def _shortfall(statement: Any, work: WorkState, world: World) -> tuple[Code, str
             return Code.OFFLINE_NOT_PROVEN, "the profile asks for proof of isolation and there is none"
     if isinstance(statement, se.Probed) and not statement.memory.reclaim_complete:
         return Code.RECLAIM_INCOMPLETE, "the probe's memory was not all given back"
+    return None
+
+
+def _verify_shortfall(statement: se.Verified, spec: VerifySpec, world: World) -> tuple[Code, str] | None:
+    artifact = world.get(ArtifactState, "artifact", spec.artifact_id)
+    if artifact is None:
+        return Code.UNKNOWN_STREAM, f"there is no artifact set {spec.artifact_id}"
+    expected = (spec.location, len(artifact.files), artifact.bytes)
+    seen = (statement.location, statement.files, statement.bytes)
+    if seen != expected:
+        return Code.ARTIFACT_NOT_VERIFIED, f"location, files and bytes are {seen}, asked were {expected}"
     return None
 
 

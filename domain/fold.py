@@ -27,6 +27,7 @@ from domain.states import (
 )
 from schemas import events as ev
 from schemas.codes import Code
+from schemas.work import RUNNING_STAGES
 
 Folded = tuple[State | None, Code | None]
 
@@ -141,6 +142,8 @@ def _lease_ended(s: WorkState, e: ev.LeaseEnded) -> Folded:
 
 
 def _progressed(s: WorkState, e: ev.WorkProgressed) -> Folded:
+    if e.stage not in RUNNING_STAGES:  # progress neither ends work nor puts it back
+        return s, Code.EVIDENCE_MISPLACED
     reason = fence_work(s, e.generation, e.attempt, e.at_ms)
     return (s, reason) if reason is not None else (replace(s, stage=e.stage), None)
 
