@@ -32,7 +32,7 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class Cancelled(Exception):  # noqa: N818 - not an error: somebody asked
+class Cancelled(Exception):
     """The work this belongs to was given up."""
 
 

@@ -9,6 +9,7 @@ the process ends, every open request fails with how it ended, and its record and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -124,11 +125,9 @@ class ModelProcess:
             self._reading = asyncio.create_task(self._read(reader))
         answer: asyncio.Future[frames.Answer] = asyncio.get_running_loop().create_future()
         self._open.append(answer)
-        try:
-            await frames.send_request(self._writer, request)
-        except OSError:
-            pass  # the child has gone; the watch fails the answer with how
         async with asyncio.timeout(timeout_ms / 1_000.0):
+            with contextlib.suppress(OSError):  # the child has gone; the watch fails the answer with how
+                await frames.send_request(self._writer, request)
             received = await answer
         if isinstance(received, frames.Refused):
             raise Refusal(received.code, received.message)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct
 
@@ -27,7 +28,8 @@ from worker.measure import NO_ALLOCATOR, LoadReadings, PeakSampler, device_use, 
 from worker.sandbox.confinement import Policy
 from worker.sandbox.escape import Targets
 
-OnStage = Callable[[str], None]
+ProgressStage = Literal["preparing", "loading", "healthchecking", "ready", "unloading"]
+OnStage = Callable[[ProgressStage], None]
 
 
 class LoadedModel(Struct, eq=False):

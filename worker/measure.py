@@ -55,9 +55,8 @@ class PeakSampler:
 
     def sample(self) -> Reading:
         reading = process_bytes(self._identity)
-        if reading.bytes is not None and reading.bytes >= (self._peak.bytes or 0):
-            self._peak = reading
-        elif self._peak.bytes is None:
+        higher = reading.bytes is not None and reading.bytes >= (self._peak.bytes or 0)
+        if higher or self._peak.bytes is None:
             self._peak = reading
         return reading
 
@@ -175,7 +174,7 @@ class LoadReadings(Struct):
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed for memory so far: of this cgroup where it tells, else of the machine."""
+    """Processes that the kernel has killed for memory so far: of this cgroup where it tells, else of the machine."""
     for path, key in ((_own_memory_events(), "oom_kill"), (Path("/proc/vmstat"), "oom_kill")):
         with contextlib.suppress(OSError, ValueError):
             for line in path.read_text().splitlines():

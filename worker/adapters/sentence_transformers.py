@@ -44,7 +44,7 @@ class SentenceTransformersAdapter:
         self._profile: RuntimeProfile | None = None
         self._stopped = False
 
-    def inspect_support(self, folder: Path, files: list[FileEntry], task: str) -> Inspection:  # noqa: ARG002
+    def inspect_support(self, folder: Path, files: list[FileEntry], task: str) -> Inspection:
         return inspect_files(folder, files)
 
     def prepare(self, profile: RuntimeProfile) -> dict[str, str]:

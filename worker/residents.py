@@ -1,0 +1,269 @@
+"""The residents of this worker: a bounded map from deployment to the model process that serves it.
+
+Each has its own process, readings and intake; what happens to one never touches another. States:
+
+    loading -> resident -> draining -> unloading -> (gone)
+
+Loading the same deployment twice loads once: the second waits for the first and gets its outcome. Loading
+what drains takes it back into service. A process that ends without being asked takes its resident out of
+the map at once and is reported to `on_lost`. Nothing here decides what should be resident; that's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+from msgspec import Struct
+
+from schemas.codes import Code, Refusal
+from schemas.environments import RuntimeEnvironment, fingerprint
+from schemas.evidence import Memory
+from schemas.live import InventoryEntry, ResidentState
+from schemas.live import Resident as LiveResident
+from schemas.profiles import RuntimeProfile
+from schemas.tokens import RESIDENTS_PER_NODE_MAX
+from worker.child import Exit
+from worker.clock import epoch_ms
+from worker.intake import Intake
+from worker.loading import LoadedModel, unload_model
+from worker.measure import process_bytes
+
+LOAD_ROUNDS_MAX = 8  # how often one load waits for another's outcome before it gives up
+_log = structlog.get_logger(__name__)
+
+
+class Resident:
+    """One deployment in this worker. `work_id` and `attempt` are those of the load that made it."""
+
+    def __init__(
+        self, deployment_id: str, artifact_id: str, profile_id: str, profile: RuntimeProfile, work_id: str, attempt: int
+    ) -> None:
+        self.deployment_id = deployment_id
+        self.artifact_id = artifact_id
+        self.profile_id = profile_id
+        self.profile = profile
+        self.work_id = work_id
+        self.attempt = attempt
+        self.state: ResidentState = "loading"
+        self.since_ms = epoch_ms()
+        self.model: LoadedModel | None = None
+        self.intake: Intake | None = None
+        # The outcome of loading: None, a Refusal, or cancelled where the load was given up.
+        self.loaded: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
+        self.gone = asyncio.Event()
+        self.measured: tuple[float, int | None] | None = None
+
+    @property
+    def running(self) -> LoadedModel:
+        """Its model; raises Refusal while there is none."""
+        if self.model is None:
+            raise Refusal(Code.NOT_RESIDENT, f"deployment `{self.deployment_id}` is not resident on this worker")
+        return self.model
+
+    @property
+    def invocations(self) -> int:
+        return self.intake.invocations if self.intake is not None else 0
+
+    def is_same(self, other: Resident) -> bool:
+        return (self.artifact_id, self.profile_id) == (other.artifact_id, other.profile_id)
+
+    def set_state(self, state: ResidentState) -> None:
+        self.state, self.since_ms = state, epoch_ms()
+
+
+class Drain(Struct, frozen=True, eq=False):
+    """How draining went: what was in flight at its beginning, and what still was at its end."""
+
+    resident: Resident
+    in_flight: int
+    left: int
+    waited_ms: float
+
+
+OnLost = Callable[[Resident, Code, str, int | None], Awaitable[None]]
+Load = Callable[[], Awaitable[LoadedModel]]
+
+
+class Residents:
+    """The map, for one generation."""
+
+    PSS_AGE_SECONDS_MAX = 1.0
+
+    def __init__(self, generation: str, environment: RuntimeEnvironment, on_lost: OnLost) -> None:
+        self.generation = generation
+        self.fingerprint = fingerprint(environment)
+        self._on_lost = on_lost
+        self._by_id: dict[str, Resident] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+
+    def get(self, deployment_id: str) -> Resident | None:
+        return self._by_id.get(deployment_id)
+
+    def serving(self, deployment_id: str) -> Resident:
+        """The resident with a model, whatever it does; raises Refusal where there is none."""
+        resident = self._by_id.get(deployment_id)
+        if resident is None or resident.model is None:
+            raise Refusal(Code.NOT_RESIDENT, f"deployment `{deployment_id}` is not resident on this worker")
+        return resident
+
+    async def load(self, wanted: Resident, load: Load) -> tuple[Resident, bool]:
+        """The resident, and whether this call loaded it. Raises Refusal."""
+        for _ in range(LOAD_ROUNDS_MAX):
+            known = self._by_id.get(wanted.deployment_id)
+            if known is None:
+                await self._load_new(wanted, load)
+                return wanted, True
+            if not known.is_same(wanted):
+                raise Refusal(
+                    Code.RESIDENCY_CONFLICT,
+                    f"deployment `{wanted.deployment_id}` is {known.state} here with another artifact or profile",
+                )
+            if known.state in {"resident", "draining"}:
+                known.set_state("resident")
+                return known, False
+            await self._wait_for(known)
+        raise Refusal(Code.RESIDENCY_CONFLICT, f"deployment `{wanted.deployment_id}` kept changing while it was loaded")
+
+    async def _wait_for(self, known: Resident) -> None:
+        """Until its load or unload is over; a load's refusal is the waiter's too."""
+        if known.state == "unloading":
+            await known.gone.wait()
+            return
+        await asyncio.wait([known.loaded])
+        refusal = None if known.loaded.cancelled() else known.loaded.result()
+        if refusal is not None:
+            raise refusal
+
+    async def _load_new(self, resident: Resident, load: Load) -> None:
+        if len(self._by_id) >= RESIDENTS_PER_NODE_MAX:
+            raise Refusal(Code.NODE_FULL, f"{len(self._by_id)} deployments are resident here; that is the bound")
+        self._by_id[resident.deployment_id] = resident
+        try:
+            model = await load()
+        except Refusal as refusal:
+            self._remove(resident)
+            resident.loaded.set_result(refusal)
+            raise
+        except BaseException:
+            self._remove(resident)
+            resident.loaded.cancel()
+            raise
+        resident.model = model
+        resident.intake = Intake(
+            model, resident.artifact_id, resident.profile_id, self.generation, self._hung(resident)
+        )
+        resident.set_state("resident")
+        resident.loaded.set_result(None)
+        watch = asyncio.create_task(self._watch(resident, model))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    async def _watch(self, resident: Resident, model: LoadedModel) -> None:
+        """See the process end; if nobody asked it to, the resident is lost."""
+        ended = await asyncio.shield(model.process.exited)
+        if ended.asked:
+            return
+        await self._lose(resident, ended.code, ended.message, ended.exit_code)
+
+    def _hung(self, resident: Resident) -> Callable[[str], Awaitable[None]]:
+        async def end(message: str) -> None:
+            if resident.model is not None and not resident.model.process.exited.done():
+                ended = await resident.model.process.kill()
+                await self._lose(resident, Code.DEADLINE_EXCEEDED, message, ended.exit_code)
+
+        return end
+
+    async def _lose(self, resident: Resident, code: Code, message: str, exit_code: int | None) -> None:
+        if self._by_id.get(resident.deployment_id) is not resident:
+            return
+        _log.error("resident_lost", deployment_id=resident.deployment_id, code=code, reason=message)
+        self._remove(resident)
+        if resident.intake is not None:
+            await resident.intake.close(code, message)
+        await self._on_lost(resident, code, message, exit_code)
+
+    def _remove(self, resident: Resident) -> None:
+        if self._by_id.get(resident.deployment_id) is resident:
+            del self._by_id[resident.deployment_id]
+        resident.gone.set()
+
+    async def drain(self, deployment_id: str) -> Drain:
+        """Take no more invocations and wait for those accepted, at most the profile's `drain_ms`."""
+        resident = self.serving(deployment_id)
+        if resident.state == "resident":
+            resident.set_state("draining")
+        begun, in_flight, left = time.perf_counter(), 0, 0
+        if resident.intake is not None:
+            in_flight = resident.intake.in_flight
+            left = await resident.intake.drained(resident.profile.limits.drain_ms)
+        return Drain(resident, in_flight, left, (time.perf_counter() - begun) * 1_000.0)
+
+    async def unload(self, deployment_id: str) -> tuple[Resident, Exit, Memory, float]:
+        """Drain, end the process, measure what came back."""
+        resident = (await self.drain(deployment_id)).resident
+        if resident.state == "unloading" or resident.model is None:
+            raise Refusal(Code.RESIDENCY_CONFLICT, f"deployment `{deployment_id}` is being unloaded already")
+        resident.set_state("unloading")
+        if resident.intake is not None:
+            await resident.intake.close(Code.NOT_RESIDENT, "the deployment was unloaded")
+        try:
+            ended, memory, unload_ms = await unload_model(resident.model)
+        finally:
+            self._remove(resident)
+        return resident, ended, memory, unload_ms
+
+    async def discard(self, work_id: str) -> None:
+        """End what this load made: its lease ended before it could be told."""
+        for resident in list(self._by_id.values()):
+            if resident.work_id == work_id and resident.model is not None:
+                await self._kill(resident)
+
+    async def kill_all(self) -> None:
+        """End every process now: the right to hold them is over."""
+        residents = list(self._by_id.values())
+        await asyncio.gather(*(self._kill(resident) for resident in residents))
+
+    async def _kill(self, resident: Resident) -> None:
+        self._remove(resident)
+        if resident.intake is not None:
+            await resident.intake.close(None, "")
+        if resident.model is not None:
+            await resident.model.process.kill()
+
+    def inventory(self) -> list[InventoryEntry]:
+        return [self._entry(resident) for resident in self._by_id.values()]
+
+    def _entry(self, resident: Resident) -> InventoryEntry:
+        return InventoryEntry(
+            deployment_id=resident.deployment_id,
+            artifact_id=resident.artifact_id,
+            profile_id=resident.profile_id,
+            fingerprint=self.fingerprint,
+            generation=self.generation,
+            state=resident.state,
+        )
+
+    def live(self) -> list[LiveResident]:
+        return [
+            LiveResident(
+                entry=self._entry(resident),
+                since_ms=resident.since_ms,
+                child_pid=resident.model.process.identity.pid if resident.model else 0,
+                in_flight=resident.intake.in_flight if resident.intake else 0,
+                invocations=resident.invocations,
+                process_bytes=self._process_bytes(resident),
+            )
+            for resident in self._by_id.values()
+        ]
+
+    def _process_bytes(self, resident: Resident) -> int | None:
+        """PSS, read at most once a second: a large process's pages take the kernel a while to walk."""
+        if resident.model is None:
+            return None
+        now = time.monotonic()
+        if resident.measured is None or now - resident.measured[0] > self.PSS_AGE_SECONDS_MAX:
+            resident.measured = (now, process_bytes(resident.model.process.identity).bytes)
+        return resident.measured[1]

@@ -1,0 +1,211 @@
+"""One generation of this worker: from its registration until it stops, is fenced, or can't renew.
+
+The session's term is renewed by beats and counted from when each beat was *sent*, on the local clock, less
+a margin. When it ends, the worker stops itself, whatever the bus is doing: nothing is answered any more,
+children are killed, evidence that nobody could accept is dropped. Only then may a new generation be asked
+for. A beat that says `fenced` means a newer generation exists; then this process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import Struct
+from nats.aio.client import Client
+
+from schemas.codes import Code
+from schemas.environments import RuntimeEnvironment
+from schemas.evidence import ResidentLost
+from schemas.live import Beat, BeatReply, LiveAnswer, inventory_digest
+from schemas.subjects import HEADER_MSG_ID
+from worker.clock import local_ms
+from worker.control import Control, Unreachable
+from worker.decoys import Decoys
+from worker.dispatch import Dispatcher
+from worker.leases import margin_ms
+from worker.offers import OfferReader
+from worker.outbox import Outbox
+from worker.residents import Resident, Residents
+from worker.serve import Server
+from worker.settings import WorkerSettings
+from worker.work import Workplace
+
+BEAT_TIMEOUT_MS_MAX = 5_000.0
+PUBLISH_SECONDS_MAX = 5.0
+WATCH_MS_MAX = 500.0
+CONFIRM_SECONDS_MAX = 5.0  # how long a stopping worker waits for its last evidence to be committed
+DRAIN_SECONDS_MAX = 20.0  # how long a stopping worker waits for invocations in flight
+_log = structlog.get_logger(__name__)
+
+End = Literal["stopped", "expired", "fenced"]
+
+
+class Granted(Struct, frozen=True):
+    """What registration returned, and when it was asked for on the local clock."""
+
+    generation: str
+    session_ms: int
+    beat_ms: int
+    lease_ms: int
+    asked_ms: float
+
+
+class Session:
+    """Everything that belongs to one generation."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        client: Client,
+        control: Control,
+        granted: Granted,
+        key: Ed25519PrivateKey,
+        boot_id: str,
+        environment: RuntimeEnvironment,
+        decoys: Decoys,
+    ) -> None:
+        self.generation = granted.generation
+        self._settings = settings
+        self._client = client
+        self._control = control
+        self._boot_id = boot_id
+        self._session_ms = float(granted.session_ms)
+        self._beat_ms = float(granted.beat_ms or settings.beat_ms)
+        self.valid_until_ms = granted.asked_ms + self._session_ms - margin_ms(self._session_ms)
+        self._outbox = Outbox(settings.node_id, self.generation, key, self._publish)
+        self.residents = Residents(self.generation, environment, self._on_lost)
+        place = Workplace(str(settings.artifact_root), settings.state, decoys.targets, environment, self.residents)
+        self._dispatcher = Dispatcher(control, self._outbox, place, settings.node_id, self.generation)
+        self._offers = OfferReader(client, settings.node_id, self._dispatcher.offer)
+        self._server = Server(client, settings.node_id, self.residents, self.is_valid)
+        self._ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._serving = True
+
+    def is_valid(self) -> bool:
+        """Whether this generation may still speak for the node, by its own clock."""
+        return self._serving and local_ms() < self.valid_until_ms
+
+    async def run(self, stop: asyncio.Event) -> End:
+        """Until it ends; when this returns, nothing of the generation is left running."""
+        await self._server.open()
+        loops = (self._beats(), self._watchdog(), self._fencing(), self._stopping(stop))
+        self._tasks = [asyncio.create_task(loop) for loop in (*loops, self._outbox.run(), self._offers.run())]
+        try:
+            end = await self._ended
+            _log.info("session_ends", generation=self.generation, end=end)
+            if end == "stopped":
+                await self._stop_in_order()
+        finally:
+            self._serving = False
+            await asyncio.gather(self.residents.kill_all(), self._dispatcher.close("session_ended"))
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+            await self._offers.close()
+            await self._server.close()
+        return end
+
+    def _end(self, end: End) -> None:
+        if not self._ended.done():
+            self._ended.set_result(end)
+
+    async def _beats(self) -> None:
+        while True:
+            begun_ms = local_ms()
+            await self.beat_step()
+            await asyncio.sleep(max(self._beat_ms - (local_ms() - begun_ms), 0.0) / 1_000.0)
+
+    async def beat_step(self) -> None:
+        """One heartbeat and what its reply says."""
+        if not self.is_valid():
+            return
+        sent_ms = local_ms()
+        beat = Beat(
+            node_id=self._settings.node_id,
+            generation=self.generation,
+            boot_id=self._boot_id,
+            inventory_digest=inventory_digest(self.residents.inventory()),
+            unconfirmed=self._outbox.unconfirmed(),
+        )
+        timeout_ms = min(max(self._beat_ms, self._session_ms / 4), BEAT_TIMEOUT_MS_MAX)
+        try:
+            reply = await self._control.beat(beat, timeout_ms)
+        except Unreachable as error:
+            _log.debug("beat_unanswered", error=str(error))
+            return
+        await self._take(reply, sent_ms)
+
+    async def _take(self, reply: BeatReply, sent_ms: float) -> None:
+        await self._outbox.confirm(reply.confirmed)
+        if not self.is_valid():
+            return  # too late to go on: the watchdog ends it, and a new generation is asked for
+        if reply.fenced:
+            self._end("fenced")
+            return
+        self._session_ms, self._beat_ms = float(reply.session_ms), float(reply.beat_ms)
+        self.valid_until_ms = sent_ms + self._session_ms - margin_ms(self._session_ms)
+        for work_id in reply.cancelled:
+            self._dispatcher.cancel(work_id)
+        for offer in reply.offers:
+            self._dispatcher.offer(offer)
+
+    async def _watchdog(self) -> None:
+        """End the session when its term is over."""
+        while self.is_valid():  # noqa: ASYNC110 - time passing sets no event
+            # In short sleeps: the loop's clock stands still while the machine is suspended, the term does not.
+            await asyncio.sleep(min(self.valid_until_ms - local_ms(), WATCH_MS_MAX) / 1_000.0)
+        _log.error("session_not_renewed", generation=self.generation)
+        self._serving = False
+        self._end("expired")
+
+    async def _fencing(self) -> None:
+        await self._dispatcher.fenced.wait()
+        self._end("fenced")
+
+    async def _stopping(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._end("stopped")
+
+    async def _publish(self, subject: str, body: bytes, message_id: str) -> None:
+        headers = {HEADER_MSG_ID: message_id}
+        await self._client.jetstream().publish(subject, body, timeout=PUBLISH_SECONDS_MAX, headers=headers)
+
+    async def _on_lost(self, resident: Resident, code: Code, message: str, exit_code: int | None) -> None:
+        await self._outbox.add(
+            resident.work_id, resident.attempt, ResidentLost(resident.deployment_id, code, message, exit_code)
+        )
+
+    async def _stop_in_order(self) -> None:
+        """Give work back, drain, unload, tell of each resident's end, and wait for that to be committed."""
+        await self._dispatcher.close("stopping")
+        deployments = [entry.deployment_id for entry in self.residents.inventory()]
+        await asyncio.gather(*(self._retire(deployment_id) for deployment_id in deployments))
+        try:
+            async with asyncio.timeout(CONFIRM_SECONDS_MAX):
+                while self._outbox.unconfirmed() and self.is_valid():
+                    await self.beat_step()
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            _log.warning("evidence_unconfirmed_at_stop", count=len(self._outbox.unconfirmed()))
+
+    async def _retire(self, deployment_id: str) -> None:
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS_MAX):
+                resident, ended, _, _ = await self.residents.unload(deployment_id)
+        except Exception as error:  # noqa: BLE001 - what can't be unloaded in order is killed right after
+            _log.warning("resident_not_unloaded", deployment_id=deployment_id, error=repr(error))
+            return
+        await self._on_lost(resident, Code.WORKER_LOST, "the worker stopped in good order", ended.exit_code)
+
+    def live(self) -> LiveAnswer:
+        return LiveAnswer(
+            node_id=self._settings.node_id,
+            generation=self.generation,
+            boot_id=self._boot_id,
+            serving=self.is_valid(),
+            residents=self.residents.live(),
+        )
