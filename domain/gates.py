@@ -17,6 +17,7 @@ from domain.states import (
     DeploymentState,
     NodeState,
     ProfileState,
+    Residency,
     WorkState,
     stream_of,
 )
@@ -195,11 +196,21 @@ def retire_deployment(command: RetireDeployment, world: World) -> Outcome:
         state = deployment.residency(node_id)
         if state not in ("absent", "lost", "failed"):
             return Rejected(Code.RESIDENCY_CONFLICT, f"it is {state} on node {node_id}")
+        if state == "failed" and _may_be_left(deployment.residencies[node_id], node_id, world):
+            return Rejected(Code.RESIDENCY_CONFLICT, f"its unload failed on node {node_id}; unload it again first")
     event = DeploymentRetired(deployment_id=deployment.deployment_id, **world.stamp(command))
     return Accepted(
         [Recorded(stream_of("deployment", deployment.deployment_id), event)],
         {"deployment_id": deployment.deployment_id},
     )
+
+
+def _may_be_left(failed: Residency, node_id: str, world: World) -> bool:
+    """Whether an unload that failed may have left a process with the worker that still runs."""
+    work, node = world.get(WorkState, "work", failed.work_id), world.get(NodeState, "node", node_id)
+    if work is None or work.kind != "unload" or node is None:
+        return False
+    return node.session == "alive" and int(node.generation) <= failed.generation_seen
 
 
 # --- what the gates share -----------------------------------------------------------------------------------

@@ -253,3 +253,21 @@ def test_retiring_waits_for_residents_to_be_gone(story: Story) -> None:
     assert len(story.lines) == before
     refused = story.refuse(c.RequestJob, deployment_id=deployment_id, node_id="n1", verb="load")
     assert refused.code is Code.RESIDENCY_CONFLICT
+
+
+def test_a_failed_unload_may_have_left_a_process_so_it_is_not_retired(story: Story) -> None:
+    deployment_id = story.resident()
+    story.finish(story.job(deployment_id, "unload"), says.failed())
+    assert story.residency(deployment_id) == "failed"
+    refused = story.refuse(c.RetireDeployment, deployment_id=deployment_id)
+    assert refused.code is Code.RESIDENCY_CONFLICT
+    story.accept(c.CancelWork, work_id=story.job(deployment_id, "unload"))
+    assert story.refuse(c.RetireDeployment, deployment_id=deployment_id).code is Code.RESIDENCY_CONFLICT
+    story.start_worker()  # whatever was left went with the worker that held it
+    story.accept(c.RetireDeployment, deployment_id=deployment_id)
+
+
+def test_a_failed_load_left_nothing_so_it_is_retired(story: Story) -> None:
+    deployment_id = story.deployment()
+    story.finish(story.job(deployment_id, "load"), says.failed())
+    story.accept(c.RetireDeployment, deployment_id=deployment_id)
