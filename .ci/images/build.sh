@@ -16,7 +16,7 @@ if ! docker image inspect "$prefix/python" >/dev/null 2>&1; then
     read -r mirror suite <<END
 $(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' 'Origin: Debian' | head -n 1)
 END
-    debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates "$suite" "$work/root" "$mirror" >"$work/log" 2>&1 ||
+    debootstrap --variant=minbase --include=busybox,python3,python3-venv,ca-certificates "$suite" "$work/root" "$mirror" >"$work/log" 2>&1 ||
         { tail -n 20 "$work/log" >&2; exit 1; }
     # The certificates and the resolver that this machine trusts and uses, so that pip works as it does here.
     cp /etc/ssl/certs/ca-certificates.crt "$work/root/etc/ssl/certs/ca-certificates.crt"
