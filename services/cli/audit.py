@@ -81,8 +81,8 @@ def show(terminal: Terminal, audit: Audit) -> None:
     if len(audit.story) == STORY_MAX:
         terminal.say(f"the first {STORY_MAX} events are told; name a stream or a work item for others")
     terminal.print("")
-    terminal.facts(findings(audit.report))
-    terminal.facts([("verdict", "consistent" if audit.consistent else "VIOLATED")])
+    verdict = "consistent" if audit.consistent else "VIOLATED"
+    terminal.facts([*findings(audit.report), ("verdict", verdict)])
 
 
 def findings(report: dict[str, Any]) -> list[tuple[str, object]]:

@@ -114,10 +114,10 @@ def show(terminal: Terminal, steps: list[Step], held: bool, report: dict[str, An
     rows = [(each.step, "held" if each.held else "not held", span(each.took_ms), each.proven) for each in steps]
     terminal.table(COLUMNS, rows)
     terminal.print("")
-    terminal.facts(summary(steps))
     consistent = report is not None and report.get("consistent")
     replayed = "consistent" if consistent else "not consistent" if report is not None else "not reached"
-    terminal.facts([("replay", replayed), ("verdict", "everything held" if held else "NOT everything held")])
+    verdict = "everything held" if held else "NOT everything held"
+    terminal.facts([*summary(steps), ("replay", replayed), ("verdict", verdict)])
 
 
 def summary(steps: list[Step]) -> list[tuple[str, object]]:

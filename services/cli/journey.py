@@ -102,11 +102,15 @@ class Journey:
         """The node, once its worker is alive and answers."""
         ends = time.monotonic() + NODE_READY_TIMEOUT_S
         while True:
-            nodes = [row for row in await self.client.rows(NodeRow) if row.id == self.node_id]
-            if nodes and nodes[0].session == "alive":
-                answer = await self.client.live(self.node_id, nodes[0].generation)
-                if answer is not None and answer.generation == nodes[0].generation:
-                    return nodes[0]
+            try:
+                nodes = await self.client.rows(NodeRow, {"id": self.node_id})
+                if nodes and nodes[0].session == "alive":
+                    answer = await self.client.live(self.node_id, nodes[0].generation)
+                    if answer is not None and answer.generation == nodes[0].generation:
+                        return nodes[0]
+            except Refusal as refusal:
+                if refusal.code is not Code.UNAVAILABLE or time.monotonic() > ends:
+                    raise
             if time.monotonic() > ends:
                 message = f"node {self.node_id!r} has no live worker after {NODE_READY_TIMEOUT_S:g} s"
                 raise Refusal(Code.NODE_ABSENT, message, {"advice": "Look at the worker's log in the data folder."})
