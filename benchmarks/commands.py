@@ -22,12 +22,12 @@ import psycopg
 import uvloop
 from nats.aio.msg import Msg
 
+from benchmarks.rawload import open_load
 from schemas import subjects
 from schemas.replies import Reply
 
 SHA = "ab" * 32
 LIMIT_S = 120.0
-PENDING_BYTES = 256 * 1024 * 1024
 _decode = msgspec.json.Decoder(Reply).decode
 
 
@@ -37,34 +37,21 @@ def body(tag: str, number: int) -> bytes:
 
 
 async def saturate(url: str, dsn: str, count: int, window: int, tag: str) -> dict[str, Any]:
-    nc = await nats.connect(url, pending_size=PENDING_BYTES)
+    nc = await nats.connect(url)
     bodies = [body(tag, number) for number in range(count)]
-    subject, inbox = subjects.rpc_subject("node.enrol"), nc.new_inbox()
-    answered, refused, last = 0, 0, 0
-    room, done = asyncio.Semaphore(window), asyncio.Event()
-
-    async def on_reply(message: Msg) -> None:
-        nonlocal answered, refused, last
-        answered += 1
-        if b'"outcome":"accepted"' not in message.data:
-            refused += 1
-        if answered == count:
-            done.set()
-        room.release()
-
-    await nc.subscribe(inbox, cb=on_reply)
-    await nc.flush()
+    load = await open_load(url, subjects.rpc_subject("node.enrol"), bodies, window)
     started = time.perf_counter()
+    load.start()
     async with asyncio.timeout(LIMIT_S):
-        for item in bodies:
-            await room.acquire()
-            await nc.publish(subject, item, reply=inbox)
-        await done.wait()
+        await load.done.wait()
         replied_s = time.perf_counter() - started
         await _everywhere(nc, dsn)
     total_s = time.perf_counter() - started
     await nc.close()
-    return {"commands": count, "refused": refused, "replied_s": replied_s, "total_s": total_s, "per_s": count / total_s}
+    return {
+        "commands": count, "refused": load.refused, "replied_s": replied_s, "total_s": total_s,
+        "per_s": count / total_s,
+    }  # fmt: skip
 
 
 async def latency(url: str, dsn: str, rate: float, seconds: float, tag: str) -> dict[str, Any]:

@@ -60,7 +60,9 @@ async def services(stack: Servers, name: str, processes: tuple[str, ...] = PROCE
         await js.delete_stream(stream.config.name or "")
     environment = {**os.environ, "TENURE_POSTGRES_DSN": dsn, "TENURE_NATS_URL": stack.nats_url,
                    "TENURE_DATA_DIR": str(stack.folder / name), "TENURE_LOG_LEVEL": "warning"}  # fmt: skip
-    running = [subprocess.Popen([sys.executable, "-m", f"services.{process}"], env=environment) for process in processes]
+    running = [
+        subprocess.Popen([sys.executable, "-m", f"services.{process}"], env=environment) for process in processes
+    ]
     try:
         for process in processes:
             await _answers(client, f"tenure-{process}")
