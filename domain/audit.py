@@ -3,33 +3,51 @@
 Needs no secrets and no other source: public session keys are in the log, evidence is in the log whole.
 What it checks, beyond folding (which lists stale events by itself):
 
+* an event is in the stream of what it is about; versions in a stream follow one another, positions grow;
+* what is named by a digest (set, profile, environment, candidate) has that digest;
 * a lease is granted only to the generation that its node had at that moment;
 * evidence inside an accepted event carries a valid signature of its generation's session key, is about
-  that work, generation and attempt, says what the event says, and no evidence id counts twice;
-* a candidate has a completed probe whose evidence has the digest that the candidate names;
+  that work, node, generation and attempt, says what the event says, and no evidence id counts twice;
+* a verified set has a completed verification behind it, a candidate a completed probe whose evidence has the
+  digest that the candidate names, a resident a completed load of its generation;
 * a deployment was made under a standing approval of its candidate's exact digest;
-* versions in each stream follow one another, and positions grow;
 * at the end no work is open and no residency is held on a disabled node, nor under a generation that is over.
+
+Commands of people are not signed: a forged event that breaks none of these rules (an approval of the right
+digest, say, under a name that somebody took) is not found here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from domain.fleet import Fleet
 from domain.fold import fold
-from domain.states import CandidateState, State, WorkState
+from domain.states import CandidateState, DeploymentState, State, WorkState
 from schemas import events as ev
+from schemas import evidence as se
+from schemas.artifacts import manifest_digest
+from schemas.canonical import digest_of
 from schemas.codes import Code
-from schemas.evidence import Evidence, Progress, SignedEvidence
+from schemas.environments import fingerprint
+from schemas.evidence import Evidence, SignedEvidence, Statement
+from schemas.profiles import profile_digest
+from schemas.work import ProbeSpec, VerifySpec
 
 FINDINGS_MAX = 1_000  # of each list; counts go on
 
 SignatureValid = Callable[[str, SignedEvidence], bool]
 _decode = msgspec.json.Decoder(Evidence).decode
+Signed = ev.WorkProgressed | ev.WorkCompleted | ev.WorkFailed | ev.WorkCancelled
+_SIGNED = (ev.WorkProgressed, ev.WorkCompleted, ev.WorkFailed, ev.WorkCancelled)
+# An event with several ids is in the stream of the first of these.
+_NOUNS = ("deployment", "candidate", "artifact", "profile", "work", "node")
+_NOUN_OF = {
+    struct: next(noun for noun in _NOUNS if f"{noun}_id" in struct.__struct_fields__) for struct in ev.TOPICS.values()
+}
 
 
 class Finding(NamedTuple):
@@ -58,8 +76,20 @@ class Auditor:
         self.rejected_count = 0
         self.violation_count = 0
         self._evidence_seen: set[str] = set()
+        self._checks: dict[type[ev.Event], Callable[[Any], str | None]] = {
+            ev.ArtifactRegistered: self._artifact,
+            ev.ProfileCreated: self._profile,
+            ev.WorkerRegistered: self._registered,
+            ev.ArtifactVerified: self._verified,
+            ev.LeaseGranted: self._granted,
+            ev.CandidateCreated: self._candidate,
+            ev.ApprovalGranted: self._approved,
+            ev.DeploymentCreated: self._deployed,
+            ev.ResidencyChanged: self._resided,
+        }
 
-    def take(self, position: int, stream: str, version: int, event: ev.Event) -> None:
+    def take(self, position: int, stream: str, version: int, event: ev.Event) -> bool:
+        """Judge the next event of the log; whether it counted."""
         before = self.states.get(stream)
         if position <= self.position:
             self._violation(position, stream, f"position {position} after {self.position}")
@@ -71,9 +101,10 @@ class Auditor:
         if reason is not None:
             self.stale_count += 1
             _note(self.stale, Finding(position, stream, f"{type(event).__name__} does not count: {reason}"))
-            return
+            return False
         self._check(position, stream, event)
         self.fleet.note(before, after)
+        return True
 
     def finish(self) -> None:
         """Check what must hold at the end of the log."""
@@ -81,49 +112,107 @@ class Auditor:
             node = self.fleet.nodes.get(work.node_id)
             if node is None or not node.enabled:
                 self._violation(self.position, f"work-{work.work_id}", f"open on disabled node {work.node_id}")
-            elif work.lease is not None and work.lease.generation != node.generation:
+            elif work.lease is not None and (work.lease.generation != node.generation or node.session != "alive"):
                 self._violation(self.position, f"work-{work.work_id}", "its lease belongs to a generation that is over")
-        for node_id, held in self.fleet.held_on.items():
-            node = self.fleet.nodes.get(node_id)
-            for deployment_id in held if node is None or not node.enabled else ():
-                self._violation(self.position, f"deployment-{deployment_id}", f"held on disabled node {node_id}")
+        for node_id, deployments in self.fleet.held_on.items():
+            for deployment_id in deployments:
+                self._finish_held(node_id, deployment_id)
+
+    def _finish_held(self, node_id: str, deployment_id: str) -> None:
+        node, deployment = self.fleet.nodes.get(node_id), self.states.get(f"deployment-{deployment_id}")
+        if node is None or not node.enabled:
+            self._violation(self.position, f"deployment-{deployment_id}", f"held on disabled node {node_id}")
+        elif isinstance(deployment, DeploymentState):
+            held = deployment.residencies[node_id]
+            over = held.generation != node.generation or node.session != "alive"
+            if held.state != "loading" and held.generation != "0" and over:
+                self._violation(self.position, f"deployment-{deployment_id}", "held by a generation that is over")
 
     def _check(self, position: int, stream: str, event: ev.Event) -> None:
-        match event:
-            case ev.LeaseGranted(node_id=node_id, generation=generation):
-                node = self.fleet.nodes.get(node_id)
-                if node is None or node.generation != generation or not node.enabled:
-                    self._violation(
-                        position, stream, f"lease for generation {generation}, which node {node_id} has not"
-                    )
-            case ev.CandidateCreated():
-                self._check_candidate(position, stream, event)
-            case ev.DeploymentCreated():
-                candidate = self.states.get(f"candidate-{event.candidate_id}")
-                approved = candidate.digest if isinstance(candidate, CandidateState) and candidate.approved_by else None
-                if approved != event.candidate_digest:
-                    self._violation(position, stream, "deployed without an approval of this exact digest")
-            case ev.EvidenceRejected(reason=reason):
-                self.rejected_count += 1
-                _note(self.rejected, Finding(position, stream, f"{reason}: {event.message}"))
-            case ev.WorkProgressed() | ev.WorkCompleted() | ev.WorkFailed() | ev.WorkCancelled():
-                if event.signed is not None:
-                    self._check_evidence(position, stream, event, event.signed)
-            case _:
-                pass
+        check = self._checks.get(type(event))
+        what = check(event) if check is not None else None
+        if what is not None:
+            self._violation(position, stream, what)
+        about = _stream_of(event)
+        if stream != about and not isinstance(event, ev.EvidenceRejected):  # of unknown work it is with the node
+            self._violation(position, stream, f"{type(event).__name__} is about {about}")
+        if isinstance(event, ev.EvidenceRejected):
+            self.rejected_count += 1
+            _note(self.rejected, Finding(position, stream, f"{event.reason}: {event.message}"))
+        elif isinstance(event, _SIGNED) and event.signed is not None:
+            self._check_evidence(position, stream, event, event.signed)
 
-    def _check_candidate(self, position: int, stream: str, event: ev.CandidateCreated) -> None:
+    # each gives what is wrong with an event that counted, None where nothing is
+
+    def _artifact(self, event: ev.ArtifactRegistered) -> str | None:
+        right = manifest_digest(event.files) == event.artifact_id and sum(f.size for f in event.files) == event.bytes
+        return None if right else "the files are not the set that the id names"
+
+    def _profile(self, event: ev.ProfileCreated) -> str | None:
+        return None if profile_digest(event.profile) == event.profile_id else "the settings are not what the id names"
+
+    def _registered(self, event: ev.WorkerRegistered) -> str | None:
+        named = fingerprint(event.environment) == event.fingerprint
+        return None if named else "the environment is not what the fingerprint names"
+
+    def _verified(self, event: ev.ArtifactVerified) -> str | None:
+        spec = VerifySpec(event.artifact_id, event.location)
+        proven = self._completed(event.work_id, event.node_id, lambda work: work.spec == spec)
+        return None if proven else "no completed verification stands behind this"
+
+    def _granted(self, event: ev.LeaseGranted) -> str | None:
+        node = self.fleet.nodes.get(event.node_id)
+        if node is None or node.generation != event.generation or not node.enabled or node.session != "alive":
+            return f"lease for generation {event.generation}, which node {event.node_id} has not"
+        return None
+
+    def _candidate(self, event: ev.CandidateCreated) -> str | None:
         probe = self.states.get(f"work-{event.probe_id}")
-        if not isinstance(probe, WorkState) or probe.kind != "probe" or probe.stage != "completed":
-            self._violation(position, stream, "there is no completed probe behind this candidate")
-        elif probe.evidence_sha256 != event.evidence_sha256:
-            self._violation(position, stream, "the probe's evidence is not what the candidate names")
+        if not isinstance(probe, WorkState) or not isinstance(probe.spec, ProbeSpec) or probe.stage != "completed":
+            return "there is no completed probe behind this candidate"
+        if probe.evidence_sha256 != event.evidence_sha256:
+            return "the probe's evidence is not what the candidate names"
+        spec = (probe.spec.artifact_id, probe.spec.profile_id, probe.spec.fingerprint)
+        if spec != (event.artifact_id, event.profile_id, event.fingerprint):
+            return "the probe was about something else than the candidate names"
+        named = {
+            "artifact_id": event.artifact_id, "profile_id": event.profile_id, "fingerprint": event.fingerprint,
+            "probe_id": event.probe_id, "evidence_sha256": event.evidence_sha256,
+        }  # fmt: skip
+        return None if digest_of(named) == event.candidate_digest else "the digest is not that of what it names"
+
+    def _approved(self, event: ev.ApprovalGranted) -> str | None:
+        return None if event.approver == event.actor else f"{event.actor} approved in the name of {event.approver}"
+
+    def _deployed(self, event: ev.DeploymentCreated) -> str | None:
+        candidate = self.states.get(f"candidate-{event.candidate_id}")
+        if not isinstance(candidate, CandidateState) or candidate.approved_by is None:
+            return "deployed without a standing approval"
+        approved = (candidate.digest, candidate.artifact_id, candidate.profile_id, candidate.fingerprint)
+        if approved != (event.candidate_digest, event.artifact_id, event.profile_id, event.fingerprint):
+            return "deployed without an approval of this exact digest"
+        return None
+
+    def _resided(self, event: ev.ResidencyChanged) -> str | None:
+        work, node = self.states.get(f"work-{event.work_id}"), self.fleet.nodes.get(event.node_id)
+        about = (work.deployment_id, work.node_id) if isinstance(work, WorkState) else None
+        if about != (event.deployment_id, event.node_id) or not isinstance(work, WorkState):
+            return f"work {event.work_id} is not about this residency"
+        if event.state != "resident":
+            return None
+        if work.kind != "load" or work.stage != "completed" or work.generation != event.generation:
+            return "resident without a completed load of this generation"
+        return None if node is not None and node.generation == event.generation else "resident under an old generation"
+
+    def _completed(self, work_id: str, node_id: str, right: Callable[[WorkState], bool]) -> bool:
+        work = self.states.get(f"work-{work_id}")
+        return isinstance(work, WorkState) and work.stage == "completed" and work.node_id == node_id and right(work)
 
     def _check_evidence(
         self,
         position: int,
         stream: str,
-        event: ev.WorkProgressed | ev.WorkCompleted | ev.WorkFailed | ev.WorkCancelled,
+        event: Signed,
         signed: SignedEvidence,
     ) -> None:
         try:
@@ -136,27 +225,39 @@ class Auditor:
         key = node.session_keys.get(evidence.generation) if node is not None else None
         if key is None or not self._signature_valid(key, signed):
             self._violation(position, stream, f"evidence {evidence.evidence_id}: {Code.SIGNATURE_INVALID}")
-        if (evidence.work_id, evidence.generation, evidence.attempt) != (
-            event.work_id,
-            event.generation,
-            event.attempt,
-        ):
+        work = self.states.get(stream)
+        spoken = (evidence.work_id, evidence.generation, evidence.attempt, evidence.node_id)
+        if spoken != (event.work_id, event.generation, event.attempt, getattr(work, "node_id", None)):
             self._violation(position, stream, f"evidence {evidence.evidence_id} is about other work")
         if evidence.evidence_id in self._evidence_seen:
             self._violation(position, stream, f"evidence {evidence.evidence_id} counts twice")
         self._evidence_seen.add(evidence.evidence_id)
-        says = evidence.statement
-        agrees = (
-            (isinstance(event, ev.WorkCompleted) and says == event.result)
-            or (isinstance(event, ev.WorkProgressed) and isinstance(says, Progress) and says.stage == event.stage)
-            or isinstance(event, ev.WorkFailed | ev.WorkCancelled)
-        )
-        if not agrees:
+        if not _agree(event, evidence.statement):
             self._violation(position, stream, f"event and evidence {evidence.evidence_id} say different things")
 
     def _violation(self, position: int, stream: str, what: str) -> None:
         self.violation_count += 1
         _note(self.violations, Finding(position, stream, what))
+
+
+def _agree(event: ev.Event, says: Statement) -> bool:
+    """Whether an event says what its evidence says. A failure may also be a result that fell short."""
+    match event:
+        case ev.WorkCompleted(result=result):
+            return says == result
+        case ev.WorkProgressed(stage=stage):
+            return isinstance(says, se.Progress) and says.stage == stage
+        case ev.WorkFailed(code=code, message=message) if isinstance(says, se.WorkFailed):
+            return (says.code, says.message) == (code, message)
+        case ev.WorkFailed():
+            return isinstance(says, se.Verified | se.Probed | se.Loaded)
+        case _:
+            return isinstance(says, se.WorkCancelled)
+
+
+def _stream_of(event: ev.Event) -> str:
+    noun = _NOUN_OF[type(event)]
+    return f"{noun}-{getattr(event, f'{noun}_id')}"
 
 
 def _note(findings: list[Finding], finding: Finding) -> None:
