@@ -69,9 +69,9 @@ async def audit(
         for row in batch:
             event = decode_event(row.topic, row.state)
             before: State | None = auditor.states.get(row.stream)
-            auditor.take(row.position, row.stream, row.version, event)
+            counted = auditor.take(row.position, row.stream, row.version, event)
             after = auditor.states[row.stream]
-            if after is not None and after is not before and (bound is None or row.position <= bound):
+            if counted and after is not None and (bound is None or row.position <= bound):
                 project(before, after, row.position, rows)
             if on_event is not None:
                 on_event(row, event)
