@@ -109,6 +109,8 @@ def _streams_and_headers() -> Iterator[str]:
     )
     yield "## Headers"
     yield ""
+    yield "A message may have further headers that begin with `Nats-`; they are the server's."
+    yield ""
     users = {
         constant: [channel.prefix for channel in contract.CHANNELS if constant in channel.headers]
         for constant in contract.HEADERS

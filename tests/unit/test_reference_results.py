@@ -101,7 +101,7 @@ def statements() -> dict[str, Any]:
     offline = evidence.OfflineProof(["landlock"], [], [evidence.Attempt("connect", True, "refused")], proven=True)
     mark = fingerprint(examples.ENVIRONMENT)
     return {
-        "verify": evidence.Verified("here", 2, 1, 1.0),
+        "verify": evidence.Verified("here", len(examples.FILES), sum(entry.size for entry in examples.FILES), 1.0),
         "assess": evidence.Assessed(True, [], mark),
         "probe": evidence.Probed(mark, health, memory, offline, 1.0, 1.0, 1.0, 1.0, 1, 0),
         "load": evidence.Loaded(mark, health, memory, offline, 1.0, 1),
