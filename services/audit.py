@@ -39,6 +39,7 @@ class AuditReport(NamedTuple):
     rejected: list[Finding]
     violations: list[Finding]
     tables_compared: int
+    projected_position: int
     table_differences: list[str]
     consistent: bool
 
@@ -82,7 +83,8 @@ async def audit(
         events=auditor.events, streams=len(auditor.states), position=auditor.position,
         signatures_checked=auditor.signatures_checked, stale=auditor.stale, rejected=auditor.rejected,
         violations=auditor.violations, tables_compared=len(TABLES) if tables is not None else 0,
-        table_differences=differences, consistent=not auditor.violation_count and not differences,
+        projected_position=bound or 0, table_differences=differences,
+        consistent=not auditor.violation_count and not differences,
     )  # fmt: skip
 
 
