@@ -1,0 +1,66 @@
+# Two commands set everything up: `make demo` and `make test`. The rest is for people who change the code.
+#
+#   PYTHON=python3.12      another interpreter (3.11 or newer)
+#   PIP_ARGS="..."         more options for pip, such as an index with CPU builds of torch (see README)
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_ARGS ?=
+CONSTRAINTS := .ci/constraints.txt
+INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test check lint types imports reference unit integration chaos containers e2e bench clean help
+
+help: ## what can be done here
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Tenure needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c $(CONSTRAINTS) \
+		-e '.[worker,embedded,demo,dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## the main job end to end on this machine: files, proof, approval, serving, audit
+	$(BIN)/tenure demo
+
+test: $(INSTALLED) ## unit, contract, integration and end-to-end tests
+	$(PYTEST) tests/unit tests/contract tests/integration tests/e2e
+
+check: lint types imports reference test chaos containers ## everything CI runs
+
+lint: $(INSTALLED) ## ruff, rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED) ## mypy --strict
+	$(BIN)/mypy
+
+imports: $(INSTALLED) ## who may import whom
+	$(BIN)/lint-imports --no-cache
+
+reference: $(INSTALLED) ## docs/reference is what the code says
+	$(BIN)/python -m schemas.generate --check
+
+unit: $(INSTALLED) ## the tests without I/O
+	$(PYTEST) tests/unit
+
+integration: $(INSTALLED) ## the tests on embedded servers
+	$(PYTEST) tests/contract tests/integration
+
+e2e: $(INSTALLED) ## the command line, as a user runs it
+	$(PYTEST) tests/e2e
+
+chaos: $(INSTALLED) ## kill real processes under load
+	$(PYTEST) tests/chaos
+
+containers: $(INSTALLED) ## PostgreSQL, NATS and our images in containers; needs a Docker engine
+	$(PYTEST) tests/containers
+
+bench: $(INSTALLED) ## measure, and write benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .tenure build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
