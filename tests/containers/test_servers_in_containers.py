@@ -30,7 +30,7 @@ def postgres_container(postgres_image: str) -> Iterator[PostgresContainer]:
 
 
 @pytest.fixture
-def dsn(  # type: ignore[no-redef] # it takes the place of the suite's own
+def dsn(  # it takes the place of the suite's own
     postgres_container: PostgresContainer,
 ) -> str:
     """An empty database in the container, for the contract suite."""
