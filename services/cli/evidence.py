@@ -100,12 +100,15 @@ def _memory(memory: Mapping[str, Any]) -> Facts:
         said = [f"{field.rpartition('_')[2]} {reading(memory.get(field))}" for field in fields]
         return label, ", ".join(said)
 
-    complete = "complete" if memory.get("reclaim_complete") else "not complete"
+    reclaimed = memory.get("reclaimed")
+    told = reading(reclaimed)
+    if isinstance(reclaimed, Mapping) and reclaimed.get("bytes") is not None:
+        told += " (complete)" if memory.get("reclaim_complete") else " (NOT complete)"
     return [
         row("process memory", "process_before", "process_peak", "process_loaded", "process_after"),
         row("allocator", "allocator_loaded", "allocator_after"),
         row("device", "device_used_before", "device_used_loaded", "device_used_after", "device_external"),
-        ("reclaimed", f"{reading(memory.get('reclaimed'))} ({complete})"),
+        ("reclaimed", told),
     ]
 
 

@@ -176,4 +176,4 @@ def invoke_command(
 def cells(row: Embedding) -> tuple[object, ...]:
     text = row.text if len(row.text) <= SHOWN_CHARACTERS else row.text[: SHOWN_CHARACTERS - 1] + "…"
     numbers = " ".join(f"{number:+.4f}" for number in row.vector[:SHOWN_NUMBERS])
-    return text.replace("\n", " "), row.tokens, "yes" if row.truncated else "no", f"{numbers} …"
+    return text.replace("\n", " ") or '""', row.tokens, "yes" if row.truncated else "no", f"{numbers} …"

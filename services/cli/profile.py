@@ -116,7 +116,8 @@ def profile_file(path: Path) -> dict[str, Any]:
 
 def profile_facts(row: ProfileRow) -> list[tuple[str, object]]:
     shown: list[tuple[str, object]] = [("profile", row.id), ("assessment", row.assessment_id)]
-    for name, value in row.profile.items():
+    order = [*RuntimeProfile.__struct_fields__, *row.profile]
+    for name, value in sorted(row.profile.items(), key=lambda item: order.index(item[0])):
         text = msgspec.json.encode(value).decode() if isinstance(value, dict | list) else value
         shown.append((name.replace("_", " "), text))
     return shown
