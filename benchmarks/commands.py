@@ -71,12 +71,14 @@ async def latency(url: str, dsn: str, rate: float, seconds: float, tag: str) -> 
         waiting.append((reply.position or 0, begun))
         _reap()
 
-    seen = 0
+    seen, count, finished = 0, int(rate * seconds), asyncio.Event()
 
     def _reap() -> None:
         now = time.perf_counter()
         while waiting and waiting[0][0] <= seen:
             visible.append((now - waiting.pop(0)[1]) * 1000)
+        if len(visible) == count:
+            finished.set()
 
     async def on_view(message: Msg) -> None:
         nonlocal seen
@@ -86,7 +88,7 @@ async def latency(url: str, dsn: str, rate: float, seconds: float, tag: str) -> 
     await nc.subscribe(inbox, cb=on_reply)
     await nc.subscribe(subjects.WAKE_VIEW, cb=on_view)
     await nc.flush()
-    count, started = int(rate * seconds), time.perf_counter()
+    started = time.perf_counter()
     for number in range(count):
         due = started + number / rate
         delay = due - time.perf_counter()
@@ -96,8 +98,7 @@ async def latency(url: str, dsn: str, rate: float, seconds: float, tag: str) -> 
         sent[ident] = time.perf_counter()
         await nc.publish(subject, body(tag, number), reply=inbox)
     async with asyncio.timeout(LIMIT_S):
-        while len(visible) < count:
-            await asyncio.sleep(0.01)
+        await finished.wait()
     await nc.close()
     return {"rate": rate, "reply_ms": percentiles(replied), "visible_ms": percentiles(visible)}
 

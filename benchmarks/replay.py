@@ -42,7 +42,9 @@ def story(number: int) -> list[ev.Event]:
     held = {"work_id": work, "generation": "1", "attempt": 1}
 
     def signed(evidence_number: int, statement: Any) -> SignedEvidence:
-        evidence = Evidence(f"e{number}-{evidence_number}", "n1", "1", evidence_number, work, 1, base["at_ms"], statement)
+        evidence = Evidence(
+            f"e{number}-{evidence_number}", "n1", "1", evidence_number, work, 1, base["at_ms"], statement
+        )
         return SignedEvidence(msgspec.json.encode(evidence).decode(), SIGNATURE)
 
     drained = Drained(0, 1.0, 10)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -61,7 +60,8 @@ async def services(stack: Servers, name: str, processes: tuple[str, ...] = PROCE
     environment = {**os.environ, "TENURE_POSTGRES_DSN": dsn, "TENURE_NATS_URL": stack.nats_url,
                    "TENURE_DATA_DIR": str(stack.folder / name), "TENURE_LOG_LEVEL": "warning"}  # fmt: skip
     running = [
-        subprocess.Popen([sys.executable, "-m", f"services.{process}"], env=environment) for process in processes
+        await asyncio.create_subprocess_exec(sys.executable, "-m", f"services.{process}", env=environment)
+        for process in processes
     ]
     try:
         for process in processes:
@@ -73,10 +73,10 @@ async def services(stack: Servers, name: str, processes: tuple[str, ...] = PROCE
             child.send_signal(signal.SIGTERM)
         for child in running:
             try:
-                child.wait(STOP_S)
-            except subprocess.TimeoutExpired:
+                await asyncio.wait_for(child.wait(), STOP_S)
+            except TimeoutError:
                 child.kill()
-                child.wait()
+                await child.wait()
         stack.postgres.drop_database(name)
 
 
