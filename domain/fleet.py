@@ -70,8 +70,9 @@ class Fleet:
             self.work_on.setdefault(node_id, set()).add(work_id)
 
     def _note_deployment(self, before: DeploymentState | None, after: DeploymentState | None) -> None:
-        if before is not None and (after is None or after.retired):
-            self.deployment_named.pop(before.name, None)
+        over = before if before is not None and (after is None or after.retired) else None
+        if over is not None and self.deployment_named.get(over.name) == over.deployment_id:
+            del self.deployment_named[over.name]  # where it is another's by now, it stays
         if after is not None and not after.retired:
             self.deployment_named[after.name] = after.deployment_id
         some = after or before
