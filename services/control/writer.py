@@ -4,10 +4,11 @@ A group is whatever waits when the last commit has returned; there is no timer. 
 the order they came, each on the state its predecessors left. One append carries all events and receipts
 of the group; only after it does anybody hear an outcome.
 
-When an append fails, what was folded ahead is taken back from the log, then:
+When an append fails, or the log fails before it, what was folded ahead is taken back from the log, then:
 
 * ReceiptExists: some commands were decided before (a duplicate, or our own commit whose answer got lost).
-  They get their first outcome; the others are decided again.
+  They get their first outcome; the others are decided again, as often as that goes on: each time there are
+  fewer, because at least one got its outcome.
 * VersionConflict: somebody else wrote. Decided again, at most DECISIONS_MAX times, then CONFLICT.
 * LogUnavailable: UNAVAILABLE; the sender may repeat the command under the same id and learns what happened.
 * Superseded: another writer is active. The error goes up and ends this process.
@@ -60,14 +61,21 @@ Respond = Callable[[Reply], Awaitable[None]]
 class Submission:
     """One command on its way. `receipt` is False for the control plane's own, which nobody sends twice."""
 
-    __slots__ = ("body_sha256", "command", "decisions", "receipt", "respond")
+    __slots__ = ("_respond", "answered", "body_sha256", "command", "decisions", "receipt")
 
     def __init__(self, command: Command, respond: Respond, *, receipt: bool = True) -> None:
         self.command = command
-        self.respond = respond
         self.receipt = receipt
         self.decisions = 0
+        self.answered = False
         self.body_sha256 = body_digest(command) if receipt else b""
+        self._respond = respond
+
+    async def respond(self, reply: Reply) -> None:
+        """Give the outcome. Once: what fails later in the same group must not take back what was told."""
+        if not self.answered:
+            self.answered = True
+            await self._respond(reply)
 
 
 class Decided(NamedTuple):
@@ -80,8 +88,9 @@ class Decided(NamedTuple):
 
 
 def body_digest(command: Command) -> bytes:
-    """What makes two sendings the same command: type and every field."""
-    return hashlib.sha256(type(command).__name__.encode() + b"\0" + _encode(command)).digest()
+    """What makes two sendings the same command: type and every field but the trace, which each try may have anew."""
+    body = _encode(msgspec.structs.replace(command, traceparent=None))
+    return hashlib.sha256(type(command).__name__.encode() + b"\0" + body).digest()
 
 
 class Writer:
@@ -119,11 +128,14 @@ class Writer:
         self._queue.append(submission)
         self._waiting.set()
 
-    async def committed(self, command_ids: Sequence[str]) -> list[str]:
-        """Which of these have an outcome in the log."""
-        unknown = [ident for ident in command_ids if ident not in self._recent]
-        found = await self._log.receipts(unknown) if unknown else {}
-        return [ident for ident in command_ids if ident in self._recent or ident in found]
+    def committed(self, command_ids: Sequence[str]) -> list[str]:
+        """Which of these are known to have an outcome in the log. Asks memory only; `recall` fills it."""
+        return [ident for ident in command_ids if ident in self._recent]
+
+    async def recall(self, command_ids: Sequence[str]) -> None:
+        """Take from the log the outcomes that memory has not, as after a restart."""
+        for ident, receipt in (await self._log.receipts(list(command_ids))).items():
+            self._remember(ident, receipt)
 
     async def run(self) -> None:
         while True:
@@ -190,6 +202,7 @@ class Writer:
             outcome, new = Rejected(Code.INTERNAL_ERROR, "the decision asked for too many streams"), []
         if isinstance(outcome, Rejected):
             return Decided(submission, refusal(command, outcome.code, outcome.message, outcome.detail), {}, None)
+        self._dirty.update(change.stream for change in new)  # from here on memory is ahead of the log
         enact(new, world)
         changes.extend(new)
         reply = Reply("accepted", command.command_id, result=outcome.result)
@@ -210,7 +223,6 @@ class Writer:
         ]
         if not events and not receipts:
             return await self._answer(decided, [])
-        self._dirty = {change.stream for change in changes}
         try:
             positions = await self._log.append(events, receipts, self._epoch)
         except (ReceiptExists, VersionConflict) as error:
@@ -247,6 +259,9 @@ class Writer:
             if receipt is not None:
                 self._remember(item.reply.command_id, receipt)
                 await self._answer_again(submission, receipt)
+            elif isinstance(error, ReceiptExists) and known:
+                submission.decisions -= 1  # nothing was wrong with this one
+                again.append(submission)
             elif submission.decisions >= DECISIONS_MAX:
                 log.warning("append.conflict", command_id=item.reply.command_id, error=str(error))
                 await submission.respond(refusal(submission.command, Code.CONFLICT, "the streams keep changing"))
