@@ -1,8 +1,8 @@
 """The writer's memory: every stream it needs, folded, and the fleet index over all of them.
 
 Filled by one replay of the log at start. A stream that was dropped to keep the memory bounded is read
-again when a decision asks for it. After an append that failed, the streams it touched are read again,
-because what was folded ahead of the commit may not have happened.
+again when a decision, or the replay itself, comes to it. After an append that failed, the streams it
+touched are read again, because what was folded ahead of the commit may not have happened.
 """
 
 from __future__ import annotations
@@ -34,12 +34,23 @@ class Folded:
             rows = await self.log.read(self.position, REPLAY_ROWS)
             if not rows:
                 return read
+            await self._load_trimmed(rows)
             for row in rows:
                 self._take(row)
             self.position = rows[-1].position
             read += len(rows)
             progress(self.position)
             self.trim()
+
+    async def _load_trimmed(self, rows: list[LogRow]) -> None:
+        """Before going on with a stream that `trim` dropped: what was folded of it so far."""
+        begin = {row.stream for row in rows if row.version == 1}
+        dropped = {row.stream for row in rows if row.stream not in self.world.states} - begin
+        for row in await self.log.read_streams(sorted(dropped), up_to=self.position) if dropped else ():
+            self.world.states[row.stream], _ = fold(
+                self.world.states.get(row.stream), decode_event(row.topic, row.state)
+            )
+            self.world.versions[row.stream] = row.version
 
     async def load(self, streams: Iterable[str]) -> None:
         """Fold these streams from the log, whatever was known of them."""
