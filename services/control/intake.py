@@ -7,11 +7,13 @@ leaves no receipt, because it has no trustworthy id; nothing else in the process
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from typing import Any
 
 import msgspec
+import nats.errors
 import structlog
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -27,6 +29,10 @@ from schemas.replies import Reply
 from schemas.tokens import is_token
 from services.control.sessions import Sessions
 from services.control.writer import Submission, Writer, refusal
+from services.eventlog.port import LogUnavailable
+
+# refusals that say nothing about the command and leave no receipt: the durable streams keep it for later
+NO_OUTCOME_YET = (Code.OVERLOADED, Code.UNAVAILABLE, Code.CONFLICT)
 
 log = structlog.get_logger()
 
@@ -57,6 +63,7 @@ class Intake:
         self._writer = writer
         self._sessions = sessions
         self._fleet = fleet
+        self._recalling: asyncio.Task[None] | None = None
 
     async def on_rpc(self, request: Any) -> None:
         """A request on `tenure.rpc.v1.<noun>.<verb>` (a `nats.micro.Request`); answered after the commit."""
@@ -67,7 +74,10 @@ class Intake:
             return
 
         async def respond(reply: Reply) -> None:
-            await request.respond(_encode(reply))
+            try:
+                await request.respond(_encode(reply))
+            except (nats.errors.Error, OSError) as error:  # the outcome stands; who asks again gets it
+                log.warning("reply.lost", command=name, command_id=reply.command_id, error=repr(error))
 
         await self._writer.submit(Submission(decoded, respond))
 
@@ -112,8 +122,18 @@ class Intake:
         if not is_token(beat.node_id) or message.subject != subjects.beat_subject(beat.node_id) or not message.reply:
             log.warning("beat.misplaced", subject=message.subject)
             return
-        confirmed = await self._writer.committed(beat.unconfirmed)
+        confirmed = self._writer.committed(beat.unconfirmed)
+        unknown = [ident for ident in beat.unconfirmed if ident not in confirmed]
+        if unknown and (self._recalling is None or self._recalling.done()):
+            self._recalling = asyncio.create_task(self._recall(unknown))
         await message.respond(_encode(self._sessions.beat(beat, confirmed)))
+
+    async def _recall(self, evidence_ids: list[str]) -> None:
+        """Look for outcomes in the log, for the next beat: this one renews the session even while the log is away."""
+        try:
+            await self._writer.recall(evidence_ids)
+        except LogUnavailable as error:
+            log.warning("beat.log_unavailable", error=str(error))
 
     def _signature_valid(self, evidence: Evidence, signed: SignedEvidence) -> bool:
         node = self._fleet.nodes.get(evidence.node_id)
@@ -133,9 +153,12 @@ def signature_valid(public_key: str, signed: SignedEvidence) -> bool:
 
 def _acknowledge(message: Msg) -> Any:
     async def respond(reply: Reply) -> None:
-        if reply.code in (Code.OVERLOADED, Code.UNAVAILABLE):
-            await message.nak(delay=1)
-        else:
-            await message.ack()
+        try:
+            if reply.code in NO_OUTCOME_YET:
+                await message.nak(delay=1)
+            else:
+                await message.ack()
+        except (nats.errors.Error, OSError) as error:  # it is delivered again and finds its receipt
+            log.warning("acknowledgement.lost", subject=message.subject, error=repr(error))
 
     return respond
