@@ -83,7 +83,8 @@ def unsigned(generation: str, payload: str) -> str:
 
 class Story:
     def __init__(self, sign: Sign = unsigned, public_key: Callable[[str], str] = lambda generation: "key") -> None:
-        self.world = World(Fleet(), CountedIds(), Terms())
+        self.ids = CountedIds()
+        self.world = World(Fleet(), self.ids, Terms())
         self.world.now_ms = 1_000_000
         self.lines: list[Line] = []
         self.orders: dict[str, WorkOrder] = {}
@@ -193,8 +194,9 @@ class Story:
 
     def assessment(self, *, compatible: bool = True) -> str:
         """A node with a worker, a verified set, and a completed assessment of it; the assessment's id."""
-        self.enrol()
-        self.start_worker()
+        if "n1" not in self.world.fleet.nodes:
+            self.enrol()
+            self.start_worker()
         artifact_id = self.verified_artifact()
         work_id = self.work_for(c.RequestAssessment, artifact_id=artifact_id, node_id="n1", adapter=ADAPTER, task=TASK)
         return self.finish(work_id, says.assessed(self.fingerprint(), compatible=compatible))
