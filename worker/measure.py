@@ -17,7 +17,7 @@ from schemas.evidence import Memory, Reading
 from schemas.profiles import RuntimeProfile
 from worker.processes import Identity, is_alive
 
-SAMPLE_SECONDS = 0.05
+SAMPLE_SECONDS = 0.1
 DEVICE_SLACK_BYTES = 64 * 1024 * 1024  # a driver's own bookkeeping may move by this much around one load
 NO_DEVICE = "the profile runs on cpu"
 NO_ALLOCATOR = "the runtime counts no allocator bytes on cpu"

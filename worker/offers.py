@@ -13,7 +13,6 @@ from collections.abc import Callable
 import msgspec
 import structlog
 from nats.aio.client import Client
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 
@@ -46,7 +45,7 @@ class OfferReader:
             if self._subscription is None:
                 self._subscription = await self._subscribe()
             messages = await self._subscription.fetch(FETCH_MAX, timeout=FETCH_SECONDS)
-        except NatsTimeoutError:
+        except TimeoutError:
             return  # nothing was offered
         except Exception as error:  # noqa: BLE001 - the bus or the stream is away, in whichever way
             _log.warning("offers_unreadable", error=repr(error))
