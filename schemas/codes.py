@@ -86,7 +86,7 @@ ADVICE: dict[Code, str] = {
     Code.CREDENTIAL_REFUSED: "Start the worker with the credential that was enrolled for this node.",
     Code.CONFLICT: "Somebody else changed the same thing at the same time. Send the command again.",
     Code.OVERLOADED: "Wait and send again; the queue is at its bound.",
-    Code.UNAVAILABLE: "A server is not reachable. Run `tenure doctor`; nothing was changed, so try again.",
+    Code.UNAVAILABLE: "A server cannot be reached. Run `tenure doctor`; sent again under its command_id, a command has one outcome.",
     Code.NAME_TAKEN: "Choose another name, or use what already has this one.",
     Code.INTERNAL_ERROR: "This is a defect. Keep the control plane's log of this moment and report it.",
     Code.ARTIFACT_EMPTY: "Point at a folder that holds the model's files.",
