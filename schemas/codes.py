@@ -50,7 +50,7 @@ class Code(StrEnum):
     LEASE_HELD = "LEASE_HELD"
     LEASE_ENDED = "LEASE_ENDED"
     LEASE_EXPIRED = "LEASE_EXPIRED"
-    LEASE_TOKEN_WRONG = "LEASE_TOKEN_WRONG"
+    LEASE_TOKEN_WRONG = "LEASE_TOKEN_WRONG"  # noqa: S105 - a code, no secret
     LEASE_RENEWAL_EARLY = "LEASE_RENEWAL_EARLY"
     GENERATION_FENCED = "GENERATION_FENCED"
     SIGNATURE_INVALID = "SIGNATURE_INVALID"
@@ -86,7 +86,7 @@ ADVICE: dict[Code, str] = {
     Code.CREDENTIAL_REFUSED: "Start the worker with the credential that was enrolled for this node.",
     Code.CONFLICT: "Somebody else changed the same thing at the same time. Send the command again.",
     Code.OVERLOADED: "Wait and send again; the queue is at its bound.",
-    Code.UNAVAILABLE: "A server cannot be reached. Run `tenure doctor`; sent again under its command_id, a command has one outcome.",
+    Code.UNAVAILABLE: "Run `tenure doctor`. Sent again under the same command_id, a command has one outcome.",
     Code.NAME_TAKEN: "Choose another name, or use what already has this one.",
     Code.INTERNAL_ERROR: "This is a defect. Keep the control plane's log of this moment and report it.",
     Code.ARTIFACT_EMPTY: "Point at a folder that holds the model's files.",
@@ -99,7 +99,7 @@ ADVICE: dict[Code, str] = {
     Code.ARTIFACT_FILE_UNEXPECTED: "Remove the extra file, or register the folder as it is now.",
     Code.ARTIFACT_FILE_UNREADABLE: "Make the file readable for the worker's user.",
     Code.ARTIFACT_DIGEST_MISMATCH: "The bytes changed. Restore the original file, or register the new bytes.",
-    Code.ARTIFACT_OUTSIDE_ROOT: "Put the folder under the node's artifact root, or let `tenure artifact add --copy` do it.",
+    Code.ARTIFACT_OUTSIDE_ROOT: "Put the folder under the node's artifact root, or use `tenure artifact add --copy`.",
     Code.ARTIFACT_NOT_VERIFIED: "Run `tenure artifact verify` for this set on this node first.",
     Code.RUNTIME_INCOMPATIBLE: "Choose an adapter that supports this model; `tenure assess` gives the reasons.",
     Code.ENVIRONMENT_CHANGED: "The node's software or device changed. Assess and probe again on what it is now.",
