@@ -25,9 +25,10 @@ from projections.rows import CandidateRow, DeploymentRow, NodeRow
 from schemas import subjects
 from schemas.profiles import RuntimeProfile
 from schemas.serving import EmbedRequest, EmbedResult, ServeAnswer
-from services.cli import artifact, assess, candidate, deployment, probe, profile
-from services.cli.demo import model_folder
-from services.cli.terminal import Terminal
+from services.cli.demo.command import model_folder
+from services.cli.prove import artifact, assess, candidate, probe, profile
+from services.cli.screen.terminal import Terminal
+from services.cli.serve import deployment
 from services.client import Client
 from services.embedded.nats_conf import OPERATOR
 from services.embedded.plane import Plane

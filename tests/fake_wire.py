@@ -1,6 +1,6 @@
 """FakeWire: the client's bus port in memory, with tables that answer queries and commands that are scripted.
 
-It stands for the port, not for NATS: what it does is what `services.wire.Wire` promises.
+It stands for the port, not for NATS: what it does is what `services.client.wire.Wire` promises.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schemas import subjects
 from schemas.codes import Code
 from schemas.live import InventoryEntry, LiveAnswer, Resident
 from schemas.queries import Query, QueryReply
-from services.wire import NoResponder, Published
+from services.client.wire import NoResponder, Published
 
 ARTIFACT, PROFILE, FINGERPRINT, DIGEST = "a" * 64, "b" * 64, "c" * 64, "d" * 64
 Handler = Callable[[bytes], bytes]

@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
-from services.cli import artifact, audit, candidate, deployment, events, node, probe, profile, work
-from services.cli.assess import assess_command
-from services.cli.demo import demo_command
-from services.cli.doctor import doctor_command
-from services.cli.invoke import invoke_command
-from services.cli.ps import ps_command
+from services.cli.demo.command import demo_command
+from services.cli.doctor.command import doctor_command
+from services.cli.look import audit, events, node, work
+from services.cli.look.ps import ps_command
+from services.cli.prove import artifact, candidate, probe, profile
+from services.cli.prove.assess import assess_command
+from services.cli.serve import deployment
+from services.cli.serve.invoke import invoke_command
 from services.cli.up import up_command
 
 EPILOG = (

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from schemas.codes import Refusal
 from services.cli.exits import INTERRUPTED, OK, USAGE
-from services.cli.terminal import Terminal
+from services.cli.screen.terminal import Terminal
 from services.client import Client
 from services.settings import Settings
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from services.cli.context import checked_settings
-from services.cli.terminal import Terminal
+from services.cli.screen.terminal import Terminal
 
 
 def up_command(

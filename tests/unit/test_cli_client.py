@@ -13,8 +13,8 @@ from schemas import subjects
 from schemas.codes import Code, Refusal
 from schemas.replies import Reply
 from schemas.serving import EmbedRequest, EmbedResult, Failure
-from services.client import COMMAND_SENDINGS_MAX, Client
-from services.wire import NoResponder, Published, Silent, Unreachable
+from services.client.client import COMMAND_SENDINGS_MAX, Client
+from services.client.wire import NoResponder, Published, Silent, Unreachable
 from tests.fake_wire import ARTIFACT, PROFILE, FakeWire, deployment, node, residency, work
 
 CANCEL = subjects.rpc_subject("work.cancel")
@@ -175,7 +175,7 @@ async def test_waiting_goes_on_without_any_hint(wire: FakeWire, client: Client) 
 
 
 async def test_waiting_has_an_end(wire: FakeWire, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.client.WAIT_MARGIN_S", -10.0)
+    monkeypatch.setattr("services.client.client.WAIT_MARGIN_S", -10.0)
     wire.put(work("loading"))
     with pytest.raises(Refusal) as caught:
         await client.wait_work("work0123456789")

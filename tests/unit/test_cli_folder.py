@@ -16,7 +16,7 @@ import pytest
 from schemas.artifacts import FileEntry, manifest_digest
 from schemas.codes import Code, Refusal
 from schemas.tokens import FILES_PER_ARTIFACT_MAX
-from services.cli.folder import Found, copy_files, hash_files, location_below, scan
+from services.cli.prove.folder import Found, copy_files, hash_files, location_below, scan
 
 NOBODY = 65_534
 

@@ -8,9 +8,9 @@ import pytest
 
 from projections.rows import NodeRow, ResidencyRow
 from schemas.live import LiveAnswer
-from services.cli.ps import cells, holdings, why
+from services.cli.look.ps import cells, holdings, why
 from services.client import Client
-from services.live import Holding, holding
+from services.client.live import Holding, holding
 from tests.fake_wire import FakeWire, deployment, entry, live_answer, node, residency
 
 OTHER = "e" * 64

@@ -16,10 +16,10 @@ from schemas.codes import ADVICE, Code, Refusal
 from schemas.live import LiveAnswer
 from schemas.replies import Reply
 from schemas.serving import EmbedResult
-from services.cli import evidence, formats
 from services.cli.app import app
 from services.cli.exits import CONFLICT, OK, REFUSED, UNREACHABLE, USAGE, exit_code
-from services.cli.waiting import completed
+from services.cli.screen import evidence, formats
+from services.cli.screen.waiting import completed
 from services.client import Client
 from services.settings import Settings
 from tests.fake_wire import (

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from projections.rows import WorkRow
-from services.cli.formats import reading, short, size, span, yes
+from services.cli.screen.formats import reading, short, size, span, yes
 
 Facts = list[tuple[str, object]]
 _HEALTH_LAYERS = ("process", "runtime", "model", "capability")

@@ -1,6 +1,6 @@
 """The reference for `tenure demo`: the same texts through sentence-transformers itself, in a process of its own.
 
-`vectors_of` starts `python -m services.cli.reference FOLDER`, which reads a JSON list of texts on stdin and
+`vectors_of` starts `python -m services.cli.demo.reference FOLDER`, which reads a JSON list of texts on stdin and
 writes their vectors to stdout. Only that child imports an ML runtime; it is told to stay offline and ends at once.
 """
 
@@ -18,7 +18,7 @@ from schemas.codes import Code, Refusal
 
 TIMEOUT_S = 180.0
 STDERR_CHARACTERS = 500
-SOURCE = Path(__file__).resolve().parents[2]  # where the packages lie, installed or not
+SOURCE = Path(__file__).resolve().parents[3]  # where the packages lie, installed or not
 
 
 async def vectors_of(folder: Path, texts: Sequence[str]) -> list[list[float]]:
@@ -26,7 +26,7 @@ async def vectors_of(folder: Path, texts: Sequence[str]) -> list[list[float]]:
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "services.cli.reference", str(folder),
+        sys.executable, "-P", "-m", "services.cli.demo.reference", str(folder),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **offline, "PYTHONPATH": path},
     )  # fmt: skip

@@ -32,10 +32,10 @@ from schemas.replies import Reply
 from schemas.serving import EmbedRequest, EmbedResult
 from schemas.tokens import MESSAGE_BYTES_MAX
 from schemas.work import FINAL_STAGES
-from services.answers import embedded, live_of, position_of, stage_of
-from services.operator import credentials, default_actor
+from services.client.answers import embedded, live_of, position_of, stage_of
+from services.client.operator import credentials, default_actor
+from services.client.wire import NatsWire, NoResponder, Silent, Unreachable, Wire
 from services.settings import Settings
-from services.wire import NatsWire, NoResponder, Silent, Unreachable, Wire
 
 COMMAND_TIMEOUT_S = 10.0
 COMMAND_SENDINGS_MAX = 3

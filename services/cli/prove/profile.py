@@ -12,10 +12,10 @@ from projections.rows import ProfileRow, WorkRow
 from schemas.codes import Code, Refusal
 from schemas.profiles import Limits, RuntimeProfile
 from services.cli import options
-from services.cli.assess import DEFAULT_TASK
 from services.cli.context import Context, run
-from services.cli.formats import age, short
-from services.cli.waiting import made
+from services.cli.prove.assess import DEFAULT_TASK
+from services.cli.screen.formats import age, short
+from services.cli.screen.waiting import made
 from services.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="RuntimeProfiles: immutable settings a model runs under.")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.cli.findings import Check, failed, ok, warning
+from services.cli.doctor.findings import Check, failed, ok, warning
 from services.settings import Settings
 from worker.sandbox import kernel, landlock
 

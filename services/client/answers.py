@@ -13,7 +13,7 @@ from schemas import subjects
 from schemas.codes import Code, Refusal
 from schemas.live import LiveAnswer
 from schemas.serving import EmbedResult, Failure, ServeAnswer
-from services.wire import Published
+from services.client.wire import Published
 
 BYTES_PER_NUMBER = 4  # float32
 

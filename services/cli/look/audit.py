@@ -19,9 +19,9 @@ from schemas.codes import Code, Refusal
 from schemas.events import Event
 from services.cli import options
 from services.cli.context import run_alone
-from services.cli.events import Told, cells
 from services.cli.exits import OK, REFUSED
-from services.cli.terminal import Terminal
+from services.cli.look.events import Told, cells
+from services.cli.screen.terminal import Terminal
 from services.eventlog.port import LogError, LogRow
 from services.settings import Settings
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from services.cli import options
 from services.cli.context import run_alone
-from services.cli.doctor_machine import machine_checks
-from services.cli.doctor_servers import server_checks
+from services.cli.doctor.findings import Check
+from services.cli.doctor.machine import machine_checks
+from services.cli.doctor.servers import server_checks
 from services.cli.exits import OK, REFUSED, UNREACHABLE
-from services.cli.findings import Check
-from services.cli.terminal import Terminal
+from services.cli.screen.terminal import Terminal
 from services.settings import Settings
 
 COLUMNS = ("CHECK", "STATUS", "FOUND", "WHAT TO DO")

@@ -17,11 +17,11 @@ from schemas import subjects
 from schemas.codes import Code, Refusal
 from schemas.events import STREAM_NOUNS
 from schemas.tokens import is_token
-from services.answers import position_of
 from services.cli import options
 from services.cli.context import Context, run
-from services.cli.formats import short
-from services.wire import Published, Unreachable
+from services.cli.screen.formats import short
+from services.client.answers import position_of
+from services.client.wire import Published, Unreachable
 
 LAST_DEFAULT = 20
 DETAIL_CHARACTERS = 40

@@ -20,12 +20,14 @@ from msgspec import Struct, field
 from projections.rows import CandidateRow, DeploymentRow, NodeRow, ProfileRow, WorkRow
 from schemas.codes import Code, Refusal
 from schemas.profiles import RuntimeProfile
-from services.cli import artifact, assess, audit, candidate, deployment, invoke, probe, profile, ps
-from services.cli.formats import reading, short, size, span
-from services.cli.reference import cosine, vectors_of
-from services.cli.terminal import Terminal
+from services.cli.demo.reference import cosine, vectors_of
+from services.cli.look import audit, ps
+from services.cli.prove import artifact, assess, candidate, probe, profile
+from services.cli.screen.formats import reading, short, size, span
+from services.cli.screen.terminal import Terminal
+from services.cli.serve import deployment, invoke
 from services.client import Client
-from services.live import Holding
+from services.client.live import Holding
 
 TASK = "embedding"
 NAME = "all-MiniLM-L6-v2"

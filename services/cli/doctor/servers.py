@@ -12,13 +12,13 @@ from projections.rows import NodeRow
 from schemas import subjects
 from schemas.codes import Refusal
 from schemas.queries import Query
-from services.answers import position_of
-from services.cli.findings import Check, failed, ok, skipped, warning
-from services.cli.formats import span
+from services.cli.doctor.findings import Check, failed, ok, skipped, warning
+from services.cli.screen.formats import span
 from services.client import Client
+from services.client.answers import position_of
+from services.client.wire import Unreachable
 from services.eventlog.postgres import EVENTS_TABLE, SCHEMA
 from services.settings import ENDPOINTS_FILE, Settings
-from services.wire import Unreachable
 
 POSTGRES_TIMEOUT_S = 3
 PING_TIMEOUT_S = 1.0

@@ -16,11 +16,11 @@ from schemas.artifacts import FileEntry, manifest_digest
 from schemas.codes import Code, Refusal
 from services.cli import options
 from services.cli.context import Context, run
-from services.cli.evidence import statement
-from services.cli.folder import Folder, copy_files, hash_files, location_below, scan
-from services.cli.formats import age, short, size, span
-from services.cli.terminal import Terminal
-from services.cli.waiting import byte_progress, completed, ended, in_thread, made
+from services.cli.prove.folder import Folder, copy_files, hash_files, location_below, scan
+from services.cli.screen.evidence import statement
+from services.cli.screen.formats import age, short, size, span
+from services.cli.screen.terminal import Terminal
+from services.cli.screen.waiting import byte_progress, completed, ended, in_thread, made
 from services.client import Client
 
 NAME_CHARACTERS_MAX = 50  # a copy's folder is named <name>-<12 of the digest>

@@ -1,6 +1,6 @@
 """`tenure ps`: what is loaded now, on the word of the workers, next to what the log says.
 
-`loaded` is never taken from the log; see services.live for what it needs.
+`loaded` is never taken from the log; see services.client.live for what it needs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from projections.rows import DeploymentRow, NodeRow, ResidencyRow
 from schemas.live import LiveAnswer
 from services.cli import options
 from services.cli.context import Context, run
-from services.cli.formats import age, short, size, span
+from services.cli.screen.formats import age, short, size, span
 from services.client import Client
-from services.live import Holding, holding
+from services.client.live import Holding, holding
 
 COLUMNS = (
     "ID", "NAME", "CAPABILITY", "NODE", "STATE", "LOG SAYS", "GENERATION", "LOADED FOR", "PID", "MEMORY",

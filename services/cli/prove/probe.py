@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from projections.rows import CandidateRow, ProfileRow, WorkRow
-from services.cli import options, work
+from services.cli import options
 from services.cli.context import Context, run
-from services.cli.evidence import facts
-from services.cli.formats import short
-from services.cli.terminal import Terminal
-from services.cli.waiting import completed, ended, made
+from services.cli.look import work
+from services.cli.screen.evidence import facts
+from services.cli.screen.formats import short
+from services.cli.screen.terminal import Terminal
+from services.cli.screen.waiting import completed, ended, made
 from services.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="RuntimeProbes: the evidence that a set runs under a profile.")

@@ -11,8 +11,8 @@ from schemas.codes import Code, Refusal
 from schemas.work import FINAL_STAGES
 from services.cli import options
 from services.cli.context import Context, run
-from services.cli.evidence import facts
-from services.cli.formats import age, short, span
+from services.cli.screen.evidence import facts
+from services.cli.screen.formats import age, short, span
 from services.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Work: the leased items that workers do.")

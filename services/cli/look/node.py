@@ -15,7 +15,7 @@ from projections.rows import NodeRow
 from schemas.codes import Code, Refusal
 from services.cli import options
 from services.cli.context import Context, run
-from services.cli.formats import age, short, yes
+from services.cli.screen.formats import age, short, yes
 from services.client import Client
 
 CREDENTIAL_BYTES = 32

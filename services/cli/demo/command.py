@@ -18,12 +18,12 @@ import typer
 
 from schemas.codes import Code, Refusal
 from services.cli import options
-from services.cli.audit import dsn_of
 from services.cli.context import run_alone
+from services.cli.demo.journey import Journey, Step
 from services.cli.exits import OK
-from services.cli.formats import size, span
-from services.cli.journey import Journey, Step
-from services.cli.terminal import Terminal
+from services.cli.look.audit import dsn_of
+from services.cli.screen.formats import size, span
+from services.cli.screen.terminal import Terminal
 from services.client import Client
 from services.settings import Settings
 

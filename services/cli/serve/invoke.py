@@ -22,7 +22,7 @@ from schemas.codes import Code, Refusal
 from schemas.serving import EmbedRequest
 from services.cli import options
 from services.cli.context import Context, run
-from services.cli.formats import short, span
+from services.cli.screen.formats import short, span
 from services.client import Client
 
 BATCH_TEXTS = 64

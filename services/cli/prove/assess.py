@@ -10,10 +10,10 @@ from projections.rows import ArtifactRow, NodeRow, WorkRow
 from schemas.codes import Code, Refusal
 from services.cli import options
 from services.cli.context import Context, run
-from services.cli.evidence import facts
-from services.cli.formats import short
-from services.cli.terminal import Terminal
-from services.cli.waiting import completed, ended, made
+from services.cli.screen.evidence import facts
+from services.cli.screen.formats import short
+from services.cli.screen.terminal import Terminal
+from services.cli.screen.waiting import completed, ended, made
 from services.client import Client
 
 DEFAULT_TASK = "embedding"

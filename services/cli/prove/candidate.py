@@ -15,7 +15,7 @@ from projections.rows import CandidateRow
 from schemas.codes import Code, Refusal
 from services.cli import options
 from services.cli.context import Context, run
-from services.cli.formats import age, short, yes
+from services.cli.screen.formats import age, short, yes
 from services.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="DeploymentCandidates: made only by completed probes.")

@@ -21,8 +21,8 @@ from rich.text import Text
 from projections.rows import WorkRow
 from schemas.codes import Code, Refusal
 from schemas.replies import Reply
-from services.cli.formats import short, span
-from services.cli.terminal import Terminal
+from services.cli.screen.formats import short, span
+from services.cli.screen.terminal import Terminal
 from services.client import Client
 
 T = TypeVar("T")

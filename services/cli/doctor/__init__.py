@@ -1,0 +1,1 @@
+"""`tenure doctor`: what the plane needs, looked at without changing anything."""

@@ -1,0 +1,1 @@
+"""What is, and what was: residencies, nodes, work, events and the audit."""

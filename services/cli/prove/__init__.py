@@ -1,0 +1,1 @@
+"""From files to an approved candidate: sets, assessments, profiles, probes, approvals."""

@@ -1,0 +1,1 @@
+"""Approved candidates at work: deployments, their jobs on nodes, invocations."""
