@@ -25,6 +25,7 @@ from schemas.commands import LeaveWorker, RegisterWorker
 from schemas.live import LiveAnswer
 from schemas.subjects import live_subject
 from worker.adapters.registry import capabilities
+from worker.cancellation import end_tasks
 from worker.clock import local_ms
 from worker.control import Control, NatsControl, Unreachable, new_command_id
 from worker.decoys import Decoys
@@ -109,9 +110,7 @@ class Agent:
             await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
         finally:
-            for one in (task, stopping):
-                one.cancel()
-            await asyncio.wait([task, stopping])
+            await end_tasks([task, stopping])
 
     async def _register(self, control: Control, key: Ed25519PrivateKey, environment: Any) -> Granted:
         """Ask until granted. Each try is a new command: the highest generation it makes is the one that counts."""

@@ -23,6 +23,7 @@ from schemas.codes import Code, Refusal
 from schemas.evidence import Progress, Statement, WorkCancelled, WorkFailed
 from schemas.tokens import OPEN_WORK_PER_NODE_MAX
 from schemas.work import Offer, WorkKind
+from worker.cancellation import end_tasks
 from worker.control import Control
 from worker.leases import Lease, Lost, claim
 from worker.loading import OnStage, ProgressStage
@@ -101,10 +102,7 @@ class Dispatcher:
         if not tasks:
             return
         _, stuck = await asyncio.wait(tasks, timeout=CLOSE_SECONDS_MAX)
-        for task in stuck:  # waiting for a bus that is away, to say something that no longer matters
-            task.cancel()
-        if stuck:
-            await asyncio.wait(stuck)
+        await end_tasks(stuck)  # they wait for a bus that is away, to say something that no longer matters
 
     async def _handle(self, held: _InHand) -> None:
         try:
@@ -139,12 +137,11 @@ class Dispatcher:
             if keeper.done() and not running.done():
                 self._note_lost(held, keeper.result())
         except asyncio.CancelledError:
-            await _stop(running)
+            await end_tasks([running])
             await self._say_ending(held, lease)
             raise
         finally:
-            await _stop(running)
-            await _stop(keeper)
+            await end_tasks([running, keeper])
         if not running.cancelled():
             running.result()  # a defect raises here
 
@@ -203,9 +200,3 @@ class Dispatcher:
         self._finished[work_id] = attempt
         while len(self._finished) > FINISHED_MAX:
             self._finished.popitem(last=False)
-
-
-async def _stop(task: asyncio.Task[object]) -> None:
-    """Cancel and see it end, whatever it ends with; its result is looked at by who wants it."""
-    task.cancel()
-    await asyncio.wait([task])

@@ -21,6 +21,7 @@ from schemas.environments import RuntimeEnvironment
 from schemas.evidence import ResidentLost
 from schemas.live import Beat, BeatReply, LiveAnswer, inventory_digest
 from schemas.subjects import HEADER_MSG_ID
+from worker.cancellation import end_tasks
 from worker.clock import local_ms
 from worker.control import Control, Unreachable
 from worker.decoys import Decoys
@@ -102,9 +103,7 @@ class Session:
         finally:
             self._serving = False
             await asyncio.gather(self.residents.kill_all(), self._dispatcher.close("session_ended"))
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(self._tasks)
+            await end_tasks(self._tasks)
             await self._offers.close()
             await self._server.close()
         return end

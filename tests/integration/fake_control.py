@@ -160,9 +160,7 @@ class FakeControl:
             self._changed.notify_all()
 
     async def _reply(self, message: Msg, command_id: str, result: dict[str, Any] | None, code: Code | None) -> None:
-        reply = Reply(
-            outcome="rejected" if code else "accepted", command_id=command_id, code=code, result=result or {}
-        )
+        reply = Reply(outcome="rejected" if code else "accepted", command_id=command_id, code=code, result=result or {})
         await message.respond(msgspec.json.encode(reply))
         await self._notify()
 

@@ -39,6 +39,7 @@ from services.embedded.nats import NatsServer
 from services.embedded.nats_conf import CONTROL
 from tests.integration.fake_control import FakeControl, Item
 from tests.integration.worker_process import WorkerProcess, artifact_id, copy_model, manifest
+from worker.processes import identify
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -129,8 +130,7 @@ async def test_registration_tells_the_environment(bench: Bench) -> None:
 
 
 async def test_parent_imports_no_torch(bench: Bench) -> None:
-    mapped = Path(f"/proc/{bench.worker.process.pid}/maps").read_text()
-    assert "libtorch" not in mapped
+    assert "libtorch" not in bench.worker.mapped_files()
 
 
 async def test_verify(bench: Bench) -> None:
@@ -192,7 +192,7 @@ async def test_probe_proves_isolation_and_gives_memory_back(bench: Bench) -> Non
     assert memory.reclaim_complete
     assert memory.device_used_loaded.unavailable
     assert outcome.child_exit_code == 0
-    assert not Path(f"/proc/{outcome.child_pid}").exists()
+    assert identify(outcome.child_pid) is None
 
 
 async def test_probe_refuses_another_environment(bench: Bench) -> None:
@@ -326,7 +326,7 @@ async def test_two_loads_at_once_load_once_then_drain_and_unload(bench: Bench, r
     assert unloaded.memory.process_after.bytes == 0
     assert (unloaded.memory.reclaimed.bytes or 0) > 50_000_000
     assert unloaded.child_exit_code == 0
-    assert not Path(f"/proc/{pid}").exists()
+    assert identify(pid) is None
     answer = await bench.control.invoke(deployment_id, EmbedRequest(["x"]))
     assert isinstance(answer, Failure)
     assert answer.code == Code.NOT_RESIDENT
@@ -388,7 +388,9 @@ async def test_offer_sent_again_does_nothing_twice(bench: Bench) -> None:
     await bench.control.publish_offer(item)
     following = await bench.control.order("verify", spec, files=bench.files, location="minilm")
     await bench.control.outcome(following)
-    finals = [one for one in bench.control.evidence if one.work_id == item.work_id and isinstance(one.statement, Verified)]
+    finals = [
+        one for one in bench.control.evidence if one.work_id == item.work_id and isinstance(one.statement, Verified)
+    ]
     assert len(finals) == 1
 
 

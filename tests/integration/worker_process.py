@@ -27,9 +27,7 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, server: NatsServer, node_id: str, root: Path, folder: Path) -> WorkerProcess:
-        folder.mkdir(parents=True, exist_ok=True)
-        credential, log = folder / "credential", folder / "worker.log"
-        credential.write_text(CREDENTIAL + "\n")
+        credential, log = _prepare(folder)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TENURE_")},
             "PYTHONPATH": str(REPOSITORY),
@@ -62,8 +60,18 @@ class WorkerProcess:
             self.process.kill()
         await self.exit_code()
 
+    def mapped_files(self) -> str:
+        return Path(f"/proc/{self.process.pid}/maps").read_text()
+
     def output(self) -> str:
         return self.log.read_text()
+
+
+def _prepare(folder: Path) -> tuple[Path, Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    credential = folder / "credential"
+    credential.write_text(CREDENTIAL + "\n")
+    return credential, folder / "worker.log"
 
 
 def copy_model(root: Path, name: str) -> list[FileEntry]:
