@@ -1,0 +1,188 @@
+"""Invocations: bounds, deadlines and batches, with a model process that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from schemas.codes import Code, Refusal
+from schemas.profiles import Limits, RuntimeProfile
+from schemas.serving import EmbedRequest, EmbedResult, Failure, ServeAnswer
+from worker import frames
+from worker.intake import Intake
+
+
+class PlayedProcess:
+    """Answers each batch when a test lets it."""
+
+    def __init__(self) -> None:
+        self.exited: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.batches: list[frames.EmbedBatch] = []
+        self.go = asyncio.Semaphore(0)
+        self.dies = False
+
+    async def ask(self, request: frames.EmbedBatch, timeout_ms: float) -> frames.Answer:
+        self.batches.append(request)
+        async with asyncio.timeout(timeout_ms / 1_000):
+            await self.go.acquire()
+        if self.dies:
+            self.exited.set_result(None)
+            raise Refusal(Code.CHILD_DIED, "it died")
+        return frames.Batch([self.rows(len(one.texts)) for one in request.invocations])
+
+    @staticmethod
+    def rows(count: int) -> frames.Rows:
+        return frames.Rows(b"\0" * 16 * count, count, 4, [1] * count, [False] * count, 1.0)
+
+
+class Desk:
+    """One intake and what it answered."""
+
+    def __init__(self, dimensions: int = 4, **limits: int) -> None:
+        profile = RuntimeProfile("sentence_transformers", "embedding", limits=Limits(**limits))
+        facts = frames.Facts(dimensions, 128, 1, None)
+        self.process = PlayedProcess()
+        self.hung: list[str] = []
+        model: Any = SimpleNamespace(process=self.process, profile=profile, facts=facts)
+        self.intake = Intake(model, "a" * 64, "b" * 64, "1", self.on_hung)
+        self.answers: dict[str, ServeAnswer] = {}
+
+    async def on_hung(self, message: str) -> None:
+        self.hung.append(message)
+
+    def ask(self, *texts: str, deadline_ms: int | None = None) -> ServeAnswer | None:
+        request = EmbedRequest(list(texts), None, deadline_ms)
+        refusal = self.intake.refuse(request)
+        if refusal is not None:
+            return refusal
+
+        async def respond(answer: ServeAnswer) -> None:
+            assert texts[0] not in self.answers, "answered twice"
+            self.answers[texts[0]] = answer
+
+        self.intake.accept(request, respond)
+        return None
+
+    async def until(self, *names: str) -> None:
+        async with asyncio.timeout(5):
+            while not set(names) <= set(self.answers):  # noqa: ASYNC110 - answers of these tests set no event
+                await asyncio.sleep(0)
+
+    async def until_batches(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.process.batches) < count:  # noqa: ASYNC110 - the played process sets no event
+                await asyncio.sleep(0)
+
+
+def code_of(answer: ServeAnswer | None) -> Code:
+    assert isinstance(answer, Failure), answer
+    return answer.code
+
+
+async def test_what_waits_goes_together_up_to_the_bound() -> None:
+    desk = Desk(batch_max=3)
+    desk.ask("a")
+    await desk.until_batches(1)
+    for name in "bcdef":
+        desk.ask(name)
+    for _ in range(3):
+        desk.process.go.release()
+    await desk.until(*"abcdef")
+    sizes = [[len(one.texts) for one in batch.invocations] for batch in desk.process.batches]
+    assert sizes == [[1], [1, 1, 1], [1, 1]]
+    assert desk.intake.invocations == 6
+    await desk.intake.close(None, "")
+
+
+async def test_a_large_invocation_goes_alone_and_whole() -> None:
+    desk = Desk(batch_max=2)
+    desk.ask("a")
+    await desk.until_batches(1)
+    desk.ask("b", "b", "b", "b", "b")
+    desk.ask("c")
+    for _ in range(3):
+        desk.process.go.release()
+    await desk.until(*"abc")
+    assert [len(batch.invocations) for batch in desk.process.batches] == [1, 1, 1]
+    answer = desk.answers["b"]
+    assert isinstance(answer, EmbedResult)
+    assert answer.rows == 5
+    await desk.intake.close(None, "")
+
+
+async def test_bounds_have_codes() -> None:
+    desk = Desk(items_max=2, characters_max=5, queue_max=1)
+    assert code_of(desk.ask("a", "b", "c")) == Code.INPUT_TOO_LARGE
+    assert code_of(desk.ask("abcdef")) == Code.INPUT_TOO_LARGE
+    assert desk.ask("a") is None
+    await desk.until_batches(1)
+    assert desk.ask("b") is None
+    assert code_of(desk.ask("c")) == Code.OVERLOADED
+    await desk.intake.close(None, "")
+
+
+async def test_an_answer_over_the_message_bound_is_refused_before_work() -> None:
+    desk = Desk(dimensions=4_096, items_max=256)
+    assert code_of(desk.ask(*["x"] * 100)) == Code.INPUT_TOO_LARGE
+    assert desk.process.batches == []
+    await desk.intake.close(None, "")
+
+
+async def test_deadline_answers_at_once_and_only_once() -> None:
+    desk = Desk()
+    desk.ask("computing", deadline_ms=20)
+    await desk.until_batches(1)
+    desk.ask("waiting", deadline_ms=20)
+    await desk.until("computing", "waiting")
+    assert code_of(desk.answers["computing"]) == Code.DEADLINE_EXCEEDED
+    assert code_of(desk.answers["waiting"]) == Code.DEADLINE_EXCEEDED
+    desk.ask("next")
+    desk.process.go.release()  # the late result is dropped
+    desk.process.go.release()
+    await desk.until("next")
+    assert isinstance(desk.answers["next"], EmbedResult)
+    assert [len(batch.invocations) for batch in desk.process.batches] == [1, 1]  # what had expired was not computed
+    assert desk.intake.in_flight == 0
+    await desk.intake.close(None, "")
+
+
+async def test_a_hanging_model_is_reported() -> None:
+    desk = Desk(invoke_ms=20)
+    desk.ask("a")
+    await desk.until("a")
+    async with asyncio.timeout(5):
+        while not desk.hung:  # noqa: ASYNC110 - set by the intake's own task
+            await asyncio.sleep(0.001)
+    assert "40 ms" in desk.hung[0]
+    await desk.intake.close(None, "")
+
+
+async def test_a_dying_model_fails_what_it_had() -> None:
+    desk = Desk()
+    desk.process.dies = True
+    desk.ask("a")
+    desk.process.go.release()
+    await desk.until("a")
+    assert code_of(desk.answers["a"]) == Code.CHILD_DIED
+    await desk.intake.close(Code.CHILD_DIED, "gone")
+
+
+async def test_draining_waits_for_answers_and_says_what_is_left() -> None:
+    desk = Desk()
+    assert await desk.intake.drained(1_000) == 0
+    desk.ask("a")
+    assert await desk.intake.drained(10) == 1
+    desk.process.go.release()
+    assert await desk.intake.drained(5_000) == 0
+    await desk.intake.close(None, "")
+
+
+async def test_closing_answers_what_was_computing_and_what_waited() -> None:
+    desk = Desk()
+    desk.ask("a")
+    await desk.until_batches(1)
+    desk.ask("b")
+    await desk.intake.close(Code.NOT_RESIDENT, "unloaded")
+    await desk.until("a", "b")
+    assert {code_of(answer) for answer in desk.answers.values()} == {Code.NOT_RESIDENT}

@@ -1,0 +1,142 @@
+"""Processes by pid and start time, PSS of them, and what a reading says when there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from schemas.profiles import RuntimeProfile
+from worker.child import Exit, child_environment
+from worker.measure import LoadReadings, _attribute, device_use, oom_kills, process_bytes
+from worker.processes import Identity, Record, identify, is_alive, sweep, system_boot_id, write_record
+from worker.settings import SettingsError, read_settings
+
+PROFILE = RuntimeProfile(adapter="sentence_transformers", task="embedding")
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+
+
+def test_identity_is_pid_and_start_time() -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    assert is_alive(me)
+    assert not is_alive(Identity(me.pid, me.started + 1))
+
+
+def test_a_zombie_has_ended() -> None:
+    process = sleeper()
+    identity = identify(process.pid)
+    assert identity is not None
+    assert (process_bytes(identity).bytes or 0) > 0
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, not yet reaped
+    assert not is_alive(identity)
+    assert process_bytes(identity).bytes == 0
+    process.wait()
+
+
+def test_sweep_leaves_children_of_a_living_worker(tmp_path: Path) -> None:
+    process = sleeper()
+    try:
+        child, me = identify(process.pid), identify(os.getpid())
+        assert child is not None
+        assert me is not None
+        path = write_record(tmp_path, Record(child, me, system_boot_id(), str(tmp_path / "scratch")))
+        assert sweep(tmp_path) == 0
+        assert path.exists()
+        assert is_alive(child)
+        write_record(tmp_path, Record(child, Identity(me.pid, me.started + 1), system_boot_id(), str(tmp_path / "s")))
+        (tmp_path / "torn.json").write_text("{")
+        assert sweep(tmp_path) == 1
+        assert not is_alive(child)
+        assert list(tmp_path.glob("*.json")) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_cpu_has_no_device_readings_and_says_why() -> None:
+    use = device_use(PROFILE, set())
+    assert use.used.bytes is None
+    assert use.used.unavailable
+
+
+def test_cuda_without_a_driver_says_so() -> None:
+    use = device_use(msgspec.structs.replace(PROFILE, device="cuda"), set())
+    if use.used.bytes is None:  # no driver on this machine
+        assert "NVML" in (use.used.unavailable or "")
+
+
+def test_attribution_needs_our_pids() -> None:
+    known = _attribute(1_000, {10: 300, 20: 500}, {10})
+    assert (known.external.bytes, known.own_bytes) == (700, 300)
+    assert _attribute(1_000, {20: 500}, {10}).external.bytes is None  # a container that sees other pids
+    assert _attribute(1_000, {10: None}, {10}).external.bytes is None
+    assert _attribute(1_000, {20: 500}, set()).external.bytes == 1_000
+
+
+def test_memory_after_exit_is_measured() -> None:
+    process = sleeper()
+    identity = identify(process.pid)
+    assert identity is not None
+    readings = LoadReadings(PROFILE, identity, process_bytes(identity), device_use(PROFILE, set()))
+    readings.loaded = process_bytes(identity)
+    assert readings.after_exit().reclaim_complete is False
+    assert readings.while_loaded().reclaimed.bytes is None
+    process.kill()
+    process.wait()
+    memory = readings.after_exit()
+    assert memory.reclaim_complete
+    assert memory.process_after.bytes == 0
+    assert memory.reclaimed == readings.loaded
+
+
+def test_exit_tells_how() -> None:
+    assert "SIGKILL" in Exit(-9, False).message
+    assert Exit(-9, False).code == "CHILD_DIED"
+    assert Exit(-9, False, "the kernel counted 1 kills for memory meanwhile").code == "OUT_OF_MEMORY"
+    assert "exit code 3" in Exit(3, False).message
+    kills = oom_kills()
+    assert kills is None or kills >= 0
+
+
+def test_child_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_NATS_PASSWORD", "secret")
+    monkeypatch.setenv("LD_PRELOAD", "/evil.so")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    environment = child_environment(tmp_path, PROFILE)
+    assert "secret" not in environment.values()
+    assert "LD_PRELOAD" not in environment
+    assert environment["HF_HUB_OFFLINE"] == environment["TRANSFORMERS_OFFLINE"] == "1"
+    assert environment["HOME"] == environment["TMPDIR"] == str(tmp_path)
+
+
+def test_settings_name_what_is_wrong(tmp_path: Path) -> None:
+    credential = tmp_path / "credential"
+    credential.write_text("sixteen-characters\n")
+    good = {
+        "TENURE_NATS_URL": "nats://127.0.0.1:4222",
+        "TENURE_NODE_ID": "node-1",
+        "TENURE_CREDENTIAL_FILE": str(credential),
+        "TENURE_ARTIFACT_ROOT": str(tmp_path),
+        "TENURE_DATA_DIR": str(tmp_path),
+    }
+    settings = read_settings(good)
+    assert settings.credential == "sixteen-characters"
+    assert settings.state == tmp_path / "worker" / "node-1"
+    for name, value in {
+        "TENURE_NATS_URL": "",
+        "TENURE_NODE_ID": "a.b",
+        "TENURE_CREDENTIAL_FILE": str(tmp_path / "absent"),
+        "TENURE_ARTIFACT_ROOT": str(tmp_path / "absent"),
+        "TENURE_BEAT_MS": "-1",
+    }.items():
+        with pytest.raises(SettingsError, match=name):
+            read_settings({**good, name: value})

