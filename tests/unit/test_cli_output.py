@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from projections.rows import CandidateRow
@@ -19,6 +21,7 @@ from schemas.serving import EmbedResult
 from services.cli.app import app
 from services.cli.exits import CONFLICT, OK, REFUSED, UNREACHABLE, USAGE, exit_code
 from services.cli.screen import evidence, formats
+from services.cli.screen.terminal import Terminal
 from services.cli.screen.waiting import completed
 from services.client import Client
 from services.settings import Settings
@@ -95,6 +98,19 @@ def test_ps_as_one_document_and_nothing_else(wire: FakeWire) -> None:
     (row,) = json.loads(ran.stdout)["deployments"]
     assert (row["state"], row["log_state"], row["pid"]) == ("unknown", "resident", None)
     assert ran.stderr == ""
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 1_000])
+def test_a_table_leaves_nothing_out_on_a_narrow_screen(width: int) -> None:
+    terminal = Terminal()
+    terminal.out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    ident, sentence = "0123456789abcdef" * 2, "the node hashed everything itself, and every digest is what was declared"
+    terminal.table(("STEP", "HELD", "ID", "PROVEN"), [("artifact verify", "held", ident, sentence)])
+    lines = terminal.out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0].split() == ["STEP", "HELD", "ID", "PROVEN"]
+    assert lines[1].startswith(f"artifact verify   held   {ident}   the node")
+    assert " ".join(line[lines[0].index("PROVEN") :].strip() for line in lines[1:]) == sentence
+    assert max(map(len, lines)) <= max(width, 15 + 4 + 32 + 40 + 3 * 3)
 
 
 def test_no_rows_are_said_on_stderr_and_are_an_empty_list_in_json(wire: FakeWire) -> None:

@@ -21,6 +21,8 @@ from schemas.codes import ADVICE, Refusal
 from services.cli.exits import exit_code
 
 PIPE_WIDTH = 1_000  # nobody's screen: a table in a pipe is not folded
+SENTENCE_CHARACTERS = 40  # what is longer is read as words, and may be folded
+GAP = 3  # between columns
 _STYLES = {
     "loaded": "green",
     "completed": "green",
@@ -73,18 +75,26 @@ class Terminal:
         self.out.print(escape(text), soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str = "") -> None:
-        """A table as docker and kubectl print them; `empty` is said on stderr where there are no rows."""
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-        for column in columns:
-            table.add_column(column, no_wrap=True, overflow="fold")
-        count = 0
-        for row in rows:
-            table.add_row(*(cell(each) for each in row))
-            count += 1
-        if count:
-            self.out.print(table)
-        elif empty:
-            self.say(empty)
+        """A table as docker and kubectl print them; `empty` is said on stderr where there are no rows.
+
+        Sentences are folded at words where the screen is narrow. Ids and states never are: where even they do not
+        fit, the terminal breaks the lines, and nothing is left out.
+        """
+        cells = [[cell(each) for each in row] for row in rows]
+        if not cells:
+            if empty:
+                self.say(empty)
+            return
+        widths = [max(len(name), *(row[at].cell_len for row in cells)) for at, name in enumerate(columns)]
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+        for name, width in zip(columns, widths, strict=True):
+            table.add_column(name, no_wrap=width <= SENTENCE_CHARACTERS, overflow="fold")
+        for row in cells:
+            table.add_row(*row)
+        needed = sum(min(width, SENTENCE_CHARACTERS) for width in widths) + GAP * (len(widths) - 1)
+        if needed > self.out.width:
+            table.width = needed
+        self.out.print(table, crop=False)
 
     def facts(self, rows: Iterable[tuple[str, object]]) -> None:
         """Names and values, one a line."""
