@@ -41,8 +41,8 @@ FINDINGS_MAX = 1_000  # of each list; counts go on
 
 SignatureValid = Callable[[str, SignedEvidence], bool]
 _decode = msgspec.json.Decoder(Evidence).decode
-Signed = ev.WorkProgressed | ev.WorkCompleted | ev.WorkFailed | ev.WorkCancelled
-_SIGNED = (ev.WorkProgressed, ev.WorkCompleted, ev.WorkFailed, ev.WorkCancelled)
+Signed = ev.WorkProgressed | ev.WorkCompleted | ev.WorkFailed | ev.WorkCancelled | ev.ResidencyChanged
+_SIGNED = (ev.WorkProgressed, ev.WorkCompleted, ev.WorkFailed, ev.WorkCancelled, ev.ResidencyChanged)
 # An event with several ids is in the stream of the first of these.
 _NOUNS = ("deployment", "candidate", "artifact", "profile", "work", "node")
 _NOUN_OF = {
@@ -225,15 +225,21 @@ class Auditor:
         key = node.session_keys.get(evidence.generation) if node is not None else None
         if key is None or not self._signature_valid(key, signed):
             self._violation(position, stream, f"evidence {evidence.evidence_id}: {Code.SIGNATURE_INVALID}")
-        work = self.states.get(stream)
-        spoken = (evidence.work_id, evidence.generation, evidence.attempt, evidence.node_id)
-        if spoken != (event.work_id, event.generation, event.attempt, getattr(work, "node_id", None)):
+        if not self._about(event, evidence):
             self._violation(position, stream, f"evidence {evidence.evidence_id} is about other work")
         if evidence.evidence_id in self._evidence_seen:
             self._violation(position, stream, f"evidence {evidence.evidence_id} counts twice")
         self._evidence_seen.add(evidence.evidence_id)
         if not _agree(event, evidence.statement):
             self._violation(position, stream, f"event and evidence {evidence.evidence_id} say different things")
+
+    def _about(self, event: Signed, evidence: Evidence) -> bool:
+        """Whether evidence is about what its event is about: a residency, or a work item, node and attempt."""
+        if isinstance(event, ev.ResidencyChanged):
+            return (evidence.generation, evidence.node_id) == (event.generation, event.node_id)
+        work = self.states.get(f"work-{event.work_id}")
+        spoken = (evidence.work_id, evidence.generation, evidence.attempt, evidence.node_id)
+        return spoken == (event.work_id, event.generation, event.attempt, getattr(work, "node_id", None))
 
     def _violation(self, position: int, stream: str, what: str) -> None:
         self.violation_count += 1
@@ -247,6 +253,8 @@ def _agree(event: ev.Event, says: Statement) -> bool:
             return says == result
         case ev.WorkProgressed(stage=stage):
             return isinstance(says, se.Progress) and says.stage == stage
+        case ev.ResidencyChanged(deployment_id=deployment_id, state=state):
+            return isinstance(says, se.ResidentLost) and (says.deployment_id, state) == (deployment_id, "lost")
         case ev.WorkFailed(code=code, message=message) if isinstance(says, se.WorkFailed):
             return (says.code, says.message) == (code, message)
         case ev.WorkFailed():

@@ -128,7 +128,7 @@ def _accept(command: SubmitEvidence, evidence: se.Evidence, work: WorkState, wor
         case se.WorkCancelled():
             events = [Recorded(stream, WorkCancelled(**held)), *residency_after_cancel(work, stamp)]
         case se.ResidentLost():
-            events = [_lost(evidence, statement, world, stamp)]
+            events = [_lost(command.signed, evidence, statement, world, stamp)]
         case _:
             events = _complete(evidence, work, held, world, stamp)
     return Accepted(events, {"evidence": "accepted"})
@@ -226,11 +226,14 @@ def _candidate(work: WorkState, payload: str, world: World, stamp: dict[str, Any
     return Recorded(stream_of("candidate", work.work_id), event)
 
 
-def _lost(evidence: se.Evidence, statement: se.ResidentLost, world: World, stamp: dict[str, Any]) -> Recorded:
+def _lost(
+    signed: se.SignedEvidence, evidence: se.Evidence, statement: se.ResidentLost, world: World, stamp: dict[str, Any]
+) -> Recorded:
     deployment = world.get(DeploymentState, "deployment", statement.deployment_id)
     owner = deployment.residencies[evidence.node_id].work_id if deployment is not None else evidence.work_id
     event = ResidencyChanged(
         deployment_id=statement.deployment_id, node_id=evidence.node_id, state="lost",
-        generation=evidence.generation, work_id=owner, cause=f"{statement.code}: {statement.message}"[:500], **stamp,
+        generation=evidence.generation, work_id=owner, cause=f"{statement.code}: {statement.message}"[:500],
+        signed=signed, **stamp,
     )  # fmt: skip
     return Recorded(stream_of("deployment", statement.deployment_id), event)

@@ -234,7 +234,8 @@ class DeploymentRetired(Event, frozen=True, kw_only=True):
 class ResidencyChanged(Event, frozen=True, kw_only=True):
     """What the log knows of one deployment on one node. `work_id` owns the transition.
 
-    `generation` is the worker that holds it, "0" where none does.
+    `generation` is the worker that holds it, "0" where none does. `signed` is there where a worker's word that
+    its child died caused the change; otherwise the work item's own events hold the evidence.
     """
 
     deployment_id: Token
@@ -243,6 +244,7 @@ class ResidencyChanged(Event, frozen=True, kw_only=True):
     generation: Generation
     work_id: Token
     cause: str
+    signed: SignedEvidence | None = None
 
 
 TOPICS: dict[str, type[Event]] = {

@@ -13,6 +13,7 @@ from domain import audit
 from domain.states import CandidateState
 from schemas import commands as c
 from schemas import events as ev
+from schemas import evidence as se
 from schemas.codes import Code
 from schemas.events import Event
 from schemas.evidence import Evidence, SignedEvidence
@@ -92,6 +93,20 @@ def test_events_that_say_something_else_than_their_evidence(story: Story) -> Non
     story.finish(story.work_for(c.VerifyArtifact, **place), says.failed())
     lines = changed(story, ev.WorkFailed, lambda event: replace(event, code=Code.HEALTH_FAILED))
     assert [what for what in violations(lines) if "say different things" in what]
+
+
+def test_a_child_that_died_has_its_owners_word_for_it(story: Story) -> None:
+    deployment_id = story.resident()
+    died = se.ResidentLost(deployment_id=deployment_id, code=Code.CHILD_DIED, message="signal 9")
+    story.say(list(story.orders)[-1], died)
+    for fields, found in (
+        ({"statement": replace(died, deployment_id="other")}, "say different things"),
+        ({"statement": says.drained()}, "say different things"),
+        ({"generation": "2"}, "is about other work"),
+        ({"node_id": "n2"}, "is about other work"),
+    ):
+        lines = changed(story, ev.ResidencyChanged, lambda event, fields=fields: resigned(event, **fields))
+        assert any(found in what for what in violations(lines)), fields
 
 
 def test_evidence_that_counts_twice_or_cannot_be_read(story: Story) -> None:

@@ -173,6 +173,8 @@ def test_a_child_that_died_is_lost_by_the_word_of_its_owner_only(story: Story) -
     assert story.say(load_id, died).result["reason"] == "RESIDENCY_CONFLICT"
     changed = story.events(ev.ResidencyChanged)[-1]
     assert changed.cause == "CHILD_DIED: signal 9"
+    assert changed.signed is not None
+    assert "resident_lost" in changed.signed.payload  # kept whole, for whoever checks it years later
     story.load(deployment_id)
 
 
