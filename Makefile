@@ -27,7 +27,7 @@ demo: $(INSTALLED) ## the main job end to end on this machine: files, proof, app
 	$(BIN)/tenure demo
 
 test: $(INSTALLED) ## unit, contract, integration and end-to-end tests
-	$(PYTEST) tests/unit tests/contract tests/integration tests/e2e
+	$(PYTEST) tests/unit tests/golden tests/contract tests/integration tests/e2e
 
 check: lint types imports reference test chaos containers ## everything CI runs
 
@@ -45,7 +45,7 @@ reference: $(INSTALLED) ## docs/reference is what the code says
 	$(BIN)/python -m schemas.generate --check
 
 unit: $(INSTALLED) ## the tests without I/O
-	$(PYTEST) tests/unit
+	$(PYTEST) tests/unit tests/golden
 
 integration: $(INSTALLED) ## the tests on embedded servers
 	$(PYTEST) tests/contract tests/integration
