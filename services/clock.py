@@ -15,6 +15,9 @@ class Clock(Protocol):
     def now_ms(self) -> int:
         """Milliseconds since the epoch; never goes back within one process."""
 
+    def not_before(self, at_ms: int) -> None:
+        """Go on from `at_ms` where the clock is behind it."""
+
 
 class SystemClock:
     def __init__(self) -> None:
@@ -22,6 +25,9 @@ class SystemClock:
 
     def now_ms(self) -> int:
         return (self._offset_ns + time.monotonic_ns()) // 1_000_000
+
+    def not_before(self, at_ms: int) -> None:
+        self._offset_ns = max(self._offset_ns, at_ms * 1_000_000 - time.monotonic_ns())
 
 
 class RandomIds:

@@ -14,6 +14,7 @@ import structlog
 import uvloop
 
 from services.settings import Settings
+from worker.cancellation import end_tasks
 
 # Most of what a service allocates is freed by reference counts; young collections at the default of 700 cost
 # several percent of a busy writer and find nothing.
@@ -59,9 +60,7 @@ async def until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) ->
     task = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     done, pending = await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    for other in pending:
-        other.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
+    await end_tasks(pending)
     if task in done:
         task.result()
         raise RuntimeError("a service loop ended by itself")

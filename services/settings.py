@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 from pydantic import Field
@@ -22,7 +23,9 @@ def _default_data_dir() -> Path:
 
 
 class Settings(BaseSettings):
-    """Durations in milliseconds. `session_ms` is the term of a worker session, `lease_ms` of a work lease."""
+    """Durations in milliseconds. `session_ms` is the term of a worker session, `lease_ms` of a work lease,
+    `leader_ms` of the active control plane. `instance` names a control plane: give each of several another one.
+    """
 
     model_config = SettingsConfigDict(env_prefix="TENURE_", extra="ignore")
 
@@ -36,6 +39,8 @@ class Settings(BaseSettings):
     artifact_root: Path | None = None
     lease_ms: int = Field(default=30_000, ge=1_000, le=3_600_000)
     session_ms: int = Field(default=10_000, ge=1_000, le=600_000)
+    leader_ms: int = Field(default=4_000, ge=500, le=60_000)
+    instance: str = Field(default_factory=socket.gethostname)
     beat_ms: int = Field(default=1_000, ge=100, le=60_000)
     log_level: str = "info"
     log_json: bool = False

@@ -13,20 +13,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
-import nats.micro
+import nats
 from nats.aio.client import Client
 
+import services.control.serve
 from schemas import subjects
 from schemas.replies import Reply
-from services.bus import ensure_streams
 from services.clock import RandomIds, SystemClock
-from services.control.__main__ import Terms
-from services.control.durable import DurableReader
-from services.control.folded import Folded
-from services.control.intake import Intake
-from services.control.offers import Announcer
-from services.control.sessions import Sessions
-from services.control.writer import Writer
+from services.control.serve import Terms
 from services.eventlog.migrate import migrate
 from services.eventlog.postgres import PostgresLog
 from services.eventlog.tail import Tail
@@ -34,6 +28,7 @@ from services.projector.projector import Projector
 from services.projector.store import ViewStore
 from services.query.reader import Reader
 from services.relay.relay import Relay
+from worker.cancellation import end_tasks
 
 WAIT_S = 20.0
 TERMS = Terms(lease_ms=30_000, session_ms=10_000, beat_ms=1_000, queue_ms=600_000)
@@ -58,7 +53,6 @@ class ControlPlane:
     async def start(self) -> None:
         await asyncio.to_thread(migrate, self.dsn)
         self.nc: Client = await nats.connect(self.nats_url)
-        await ensure_streams(self.nc)
         await self.start_writer()
         self.relay_log, self.projector_log = PostgresLog(self.dsn), PostgresLog(self.dsn)
         self.start_relay()
@@ -70,24 +64,13 @@ class ControlPlane:
 
     async def start_writer(self) -> None:
         self.log = PostgresLog(self.dsn)
-        clock, ids = SystemClock(), RandomIds()
-        epoch = await self.log.take_epoch("test")
-        self.folded = Folded(self.log, ids, TERMS)
-        await self.folded.replay()
-        self.writer = Writer(self.log, self.folded, clock, epoch, Announcer(self.nc))
-        self.sessions = Sessions(self.folded.world.fleet, TERMS, clock, ids)
-        intake = Intake(self.writer, self.sessions, self.folded.world.fleet)
-        self.service = await nats.micro.add_service(self.nc, name="tenure-control", version="1.0.0")
-        await self.service.add_endpoint(name="commands", subject=f"{subjects.RPC}.>", handler=intake.on_rpc)
-        self._run("writer", self.writer.run())
-        durable = ((subjects.STREAM_COMMANDS, subjects.CMD, intake.on_durable),
-                   (subjects.STREAM_EVIDENCE, subjects.EVIDENCE, intake.on_evidence))  # fmt: skip
-        for stream, prefix, handle in durable:
-            self._run(stream, DurableReader(self.nc, stream, f"{prefix}.>", handle).run())
+        self.control = services.control.serve.ControlPlane(self.log, self.nc, SystemClock(), RandomIds(), TERMS, "test")
+        await self.control.start()
+        self.writer = self.control.writer
+        self._run("writer", self.control.run())
 
     async def stop_writer(self) -> None:
-        await self.service.stop()
-        await self.cancel("writer", subjects.STREAM_COMMANDS, subjects.STREAM_EVIDENCE)
+        await self.cancel("writer")
         await self.log.close()
 
     def start_relay(self) -> None:
@@ -100,9 +83,7 @@ class ControlPlane:
 
     async def cancel(self, *names: str) -> None:
         tasks = [self.tasks.pop(name) for name in names]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
 
     async def close(self) -> None:
         await self.cancel(*self.tasks)

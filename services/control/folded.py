@@ -26,6 +26,7 @@ class Folded:
         self.world = World(Fleet(), ids, limits)
         self.position = 0
         self.stale = 0  # events in the log that did not count
+        self.newest_ms = 0  # the latest time any event was decided at
 
     async def replay(self, progress: Callable[[int], None] = lambda position: None) -> int:
         """Fold the whole log from where we are; the number of events read."""
@@ -83,8 +84,9 @@ class Folded:
 
     def _take(self, row: LogRow) -> None:
         world = self.world
-        before = world.states.get(row.stream)
-        after, reason = fold(before, decode_event(row.topic, row.state))
+        before, event = world.states.get(row.stream), decode_event(row.topic, row.state)
+        after, reason = fold(before, event)
+        self.newest_ms = max(self.newest_ms, event.at_ms)
         world.states[row.stream] = after
         world.versions[row.stream] = row.version
         if reason is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -59,7 +60,10 @@ def decode_command(name: str, body: bytes, headers: dict[str, str] | None = None
 
 
 class Intake:
-    def __init__(self, writer: Writer, sessions: Sessions, fleet: Fleet) -> None:
+    """`may_answer` tells whether this control plane may still renew a worker's session (see leadership)."""
+
+    def __init__(self, writer: Writer, sessions: Sessions, fleet: Fleet, may_answer: Callable[[], bool]) -> None:
+        self._may_answer = may_answer
         self._writer = writer
         self._sessions = sessions
         self._fleet = fleet
@@ -121,6 +125,9 @@ class Intake:
             return
         if not is_token(beat.node_id) or message.subject != subjects.beat_subject(beat.node_id) or not message.reply:
             log.warning("beat.misplaced", subject=message.subject)
+            return
+        if not self._may_answer():
+            log.warning("beat.not_the_leader", node_id=beat.node_id)
             return
         confirmed = self._writer.committed(beat.unconfirmed)
         unknown = [ident for ident in beat.unconfirmed if ident not in confirmed]

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from domain.fleet import Fleet
-from domain.world import Limits
+from domain.world import Ids, Limits
 from schemas.commands import Command, ExpireLease, LoseSession, PassDeadline
 from schemas.live import Beat, BeatReply
 from schemas.work import Offer
-from services.clock import Clock, RandomIds
+from services.clock import Clock
 
 ACTOR = "control"
 OFFERS_PER_BEAT_MAX = 64
@@ -27,7 +27,7 @@ class Term(NamedTuple):
 
 
 class Sessions:
-    def __init__(self, fleet: Fleet, limits: Limits, clock: Clock, ids: RandomIds) -> None:
+    def __init__(self, fleet: Fleet, limits: Limits, clock: Clock, ids: Ids) -> None:
         self._fleet = fleet
         self._limits = limits
         self._clock = clock

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
-from services.eventlog.port import LogRow, NewEvent, NewReceipt, Receipt, ReceiptExists, Superseded, VersionConflict
+from services.eventlog.port import (
+    Leader,
+    LogRow,
+    NewEvent,
+    NewReceipt,
+    Receipt,
+    ReceiptExists,
+    Superseded,
+    VersionConflict,
+)
 
 
 class MemoryLog:
-    def __init__(self) -> None:
+    def __init__(self, now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000) -> None:
         self._rows: list[LogRow] = []
         self._versions: dict[str, int] = {}
         self._receipts: dict[str, Receipt] = {}
-        self._epoch = 0
+        self._leader = Leader(0, "nobody", 0)
+        self._said_ms = now_ms()
+        self._now_ms = now_ms
 
     async def append(self, events: Sequence[NewEvent], receipts: Sequence[NewReceipt], epoch: int) -> list[int]:
-        if epoch != self._epoch:
-            raise Superseded(f"epoch {epoch} is over, {self._epoch} holds")
+        if epoch != self._leader.epoch:
+            raise Superseded(f"epoch {epoch} is over, {self._leader.epoch} holds")
         ids = [receipt.command_id for receipt in receipts]
         if len(set(ids)) != len(ids) or any(ident in self._receipts for ident in ids):
             raise ReceiptExists("a command id has a receipt already")
@@ -47,9 +59,21 @@ class MemoryLog:
     async def last_position(self) -> int:
         return len(self._rows)
 
-    async def take_epoch(self, holder: str) -> int:
-        self._epoch += 1
-        return self._epoch
+    async def leader(self) -> Leader:
+        return self._leader._replace(silent_ms=self._now_ms() - self._said_ms)
+
+    async def take_epoch(self, holder: str, expected: int | None = None) -> int | None:
+        if expected is not None and expected != self._leader.epoch:
+            return None
+        self._leader = Leader(self._leader.epoch + 1, holder, 0)
+        self._said_ms = self._now_ms()
+        return self._leader.epoch
+
+    async def renew_epoch(self, epoch: int) -> bool:
+        if epoch != self._leader.epoch:
+            return False
+        self._said_ms = self._now_ms()
+        return True
 
     async def close(self) -> None:
         return None

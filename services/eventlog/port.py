@@ -47,6 +47,14 @@ class Receipt(NamedTuple):
     position: int | None
 
 
+class Leader(NamedTuple):
+    """Who writes. `silent_ms` is how long ago it last said so, on the log's own clock."""
+
+    epoch: int
+    holder: str
+    silent_ms: int
+
+
 class LogError(Exception):
     """Base of what can go wrong with a log. Tree: VersionConflict, ReceiptExists, Superseded, LogUnavailable."""
 
@@ -85,8 +93,17 @@ class EventLog(Protocol):
     async def last_position(self) -> int:
         """The position of the newest event, 0 for an empty log."""
 
-    async def take_epoch(self, holder: str) -> int:
-        """Become the writer: a new epoch, which ends every older one at once."""
+    async def leader(self) -> Leader:
+        """Who holds the epoch now. Epoch 0 of `nobody` before the first."""
+
+    async def take_epoch(self, holder: str, expected: int | None = None) -> int | None:
+        """Become the writer: a new epoch, which ends every older one at once.
+
+        With `expected` only if the epoch is still that one, else None: of two that stand by, one wins.
+        """
+
+    async def renew_epoch(self, epoch: int) -> bool:
+        """Say that the holder of `epoch` lives; False where the epoch is over."""
 
     async def close(self) -> None:
-        """Give connections back. The log cannot be used afterwards."""
+        """Give connections back. The log cannot be used afterwards; closing again does nothing."""

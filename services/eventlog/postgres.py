@@ -28,6 +28,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from services.eventlog.arrays import BigintArray, ByteaArray, NullableBigintArray, TextArray, register_arrays
 from services.eventlog.port import (
+    Leader,
     LogRow,
     LogUnavailable,
     NewEvent,
@@ -67,7 +68,14 @@ READ_RECEIPTS = (
     f"SELECT command_id, body_sha256, outcome, position FROM {SCHEMA}.receipts WHERE command_id = ANY(%s::text[])"  # noqa: S608
 )
 LAST = f"SELECT coalesce(max(notification_id), 0) FROM {SCHEMA}.{EVENTS_TABLE}"  # noqa: S608
-TAKE_EPOCH = f"UPDATE {SCHEMA}.leadership SET epoch = epoch + 1, holder = %s, taken_at = now() RETURNING epoch"  # noqa: S608
+LEADER = f"""
+SELECT epoch, holder, (extract(epoch FROM clock_timestamp() - said_at) * 1000)::bigint FROM {SCHEMA}.leadership
+"""  # noqa: S608
+TAKE_EPOCH = f"""
+UPDATE {SCHEMA}.leadership SET epoch = epoch + 1, holder = %s, said_at = clock_timestamp()
+WHERE epoch = coalesce(%s, epoch) RETURNING epoch
+"""  # noqa: S608
+RENEW_EPOCH = f"UPDATE {SCHEMA}.leadership SET said_at = clock_timestamp() WHERE epoch = %s RETURNING epoch"  # noqa: S608
 EVERYTHING = 2**62
 
 T = TypeVar("T")
@@ -132,6 +140,7 @@ class PostgresLog:
 
     def __init__(self, dsn: str) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="eventlog")
+        self._closed = False
         self._datastore = open_datastore(dsn)
         self._recorder = TenureRecorder(self._datastore, events_table_name=EVENTS_TABLE)
         if self._datastore.enable_db_functions:
@@ -154,10 +163,22 @@ class PostgresLog:
     async def last_position(self) -> int:
         return int((await self._call(self._rows, LAST, ()))[0][0])
 
-    async def take_epoch(self, holder: str) -> int:
-        return await self._call(self._take_epoch, holder)
+    async def leader(self) -> Leader:
+        rows = await self._call(self._rows, LEADER, ())
+        if not rows:
+            raise LogUnavailable("the leadership row is missing; run the migration")
+        return Leader(*rows[0])
+
+    async def take_epoch(self, holder: str, expected: int | None = None) -> int | None:
+        return await self._call(self._take_epoch, holder, expected)
+
+    async def renew_epoch(self, epoch: int) -> bool:
+        return bool(await self._call(self._rows, RENEW_EPOCH, (epoch,)))
 
     async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         await asyncio.get_running_loop().run_in_executor(self._executor, self._datastore.close)
         self._executor.shutdown(wait=False)
 
@@ -184,13 +205,11 @@ class PostgresLog:
         with self._datastore.get_connection() as conn, conn.cursor(binary=True, row_factory=_tuples) as curs:
             return [LogRow(*row) for row in curs.execute(query, parameters, prepare=True).fetchall()]
 
-    def _take_epoch(self, holder: str) -> int:
+    def _take_epoch(self, holder: str, expected: int | None) -> int | None:
         with self._datastore.get_connection() as conn, conn.transaction(), conn.cursor(row_factory=_tuples) as curs:
             self._recorder._lock_table(curs)
-            row = curs.execute(TAKE_EPOCH, (holder,)).fetchone()
-            if row is None:
-                raise LogUnavailable("the leadership row is missing; run the migration")
-            return int(row[0])
+            row = curs.execute(TAKE_EPOCH, (holder, expected)).fetchone()
+            return int(row[0]) if row is not None else None
 
 
 def open_datastore(dsn: str) -> PostgresDatastore:

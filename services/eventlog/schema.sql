@@ -5,9 +5,9 @@ CREATE TABLE IF NOT EXISTS tenure.leadership (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     epoch bigint NOT NULL,
     holder text NOT NULL,
-    taken_at timestamptz NOT NULL
+    said_at timestamptz NOT NULL -- when the holder last said that it lives
 );
-INSERT INTO tenure.leadership (epoch, holder, taken_at) VALUES (0, 'nobody', now()) ON CONFLICT DO NOTHING;
+INSERT INTO tenure.leadership (epoch, holder, said_at) VALUES (0, 'nobody', now()) ON CONFLICT DO NOTHING;
 
 -- One outcome per command id. `body_sha256` tells a repeated command from another one under the same id.
 CREATE TABLE IF NOT EXISTS tenure.receipts (

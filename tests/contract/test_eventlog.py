@@ -121,6 +121,21 @@ async def test_an_older_epoch_appends_nothing(log: EventLog) -> None:
     assert await log.append([event("node-a", 1)], [receipt("c", 0)], new)
 
 
+async def test_leadership_is_taken_by_one_and_kept_by_saying_so(log: EventLog) -> None:
+    nobody = await log.leader()
+    assert (nobody.epoch, nobody.holder) == (0, "nobody")
+    first = await log.take_epoch("a", expected=0)
+    assert first == 1
+    assert await log.take_epoch("b", expected=0) is None  # somebody was faster
+    held = await log.leader()
+    assert (held.epoch, held.holder) == (1, "a")
+    assert held.silent_ms < 60_000
+    assert await log.renew_epoch(1)
+    assert await log.take_epoch("b", expected=1) == 2
+    assert not await log.renew_epoch(1)
+    assert (await log.leader()).holder == "b"
+
+
 async def test_large_and_empty_payloads_survive(log: EventLog) -> None:
     epoch = await log.take_epoch("a")
     big = bytes(range(256)) * 2_000

@@ -15,7 +15,6 @@ from schemas import subjects
 from schemas.codes import Code
 from schemas.commands import BY_SUBJECT
 from schemas.queries import Query
-from schemas.replies import Reply
 from tests.plane import ControlPlane, control_plane, eventually
 
 SHA = "ab" * 32

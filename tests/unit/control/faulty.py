@@ -19,6 +19,7 @@ from services.control.writer import Submission, Writer
 from services.eventlog.memory import MemoryLog
 from services.eventlog.port import (
     EventLog,
+    Leader,
     LogRow,
     LogUnavailable,
     NewEvent,
@@ -75,8 +76,14 @@ class FaultyLog:
     async def last_position(self) -> int:
         return await self.log.last_position()
 
-    async def take_epoch(self, holder: str) -> int:
-        return await self.log.take_epoch(holder)
+    async def leader(self) -> Leader:
+        return await self.log.leader()
+
+    async def take_epoch(self, holder: str, expected: int | None = None) -> int | None:
+        return await self.log.take_epoch(holder, expected)
+
+    async def renew_epoch(self, epoch: int) -> bool:
+        return await self.log.renew_epoch(epoch)
 
     async def close(self) -> None:
         await self.log.close()

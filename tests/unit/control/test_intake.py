@@ -57,7 +57,7 @@ class Desk:
         fleet = control.folded.world.fleet
         self.control = control
         self.sessions = Sessions(fleet, Terms(), control.clock, RandomIds())
-        self.intake = Intake(control.writer, self.sessions, fleet)
+        self.intake = Intake(control.writer, self.sessions, fleet, lambda: True)
 
     async def settle(self) -> None:
         while self.control.writer.queued:

@@ -1,0 +1,77 @@
+"""Leadership: which control plane is the active one, and for how long it may believe so.
+
+The log holds the epoch and when its holder last said that it lives. The active one says so every third of
+the term; one that stands by takes over when a whole term has passed in silence, and of several one wins. A
+start under the same instance name takes over at once: it is the same control plane, back again.
+
+The epoch makes an old writer's commits fail. But heartbeats are answered from memory, and an answer makes a
+worker trust its session; so the active one also counts its own term, on its monotonic clock, from before
+each renewal was sent, and answers no heartbeat once that is over (a process that was stopped and goes on,
+say). A successor gives every session a full term from its own start, which covers the last such answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from services.eventlog.port import EventLog, LogUnavailable, Superseded
+
+RENEWALS_PER_TERM = 3
+MARGIN_SHARE = 0.1  # of the term, for the difference between two clocks' rates
+
+log = structlog.get_logger()
+
+
+class Leadership:
+    """The holder's side: `run` renews until the epoch is over and then raises Superseded."""
+
+    def __init__(self, eventlog: EventLog, epoch: int, term_ms: int, taken_s: float) -> None:
+        """`taken_s` is the loop's time from before the epoch was asked for."""
+        self._log = eventlog
+        self.epoch = epoch
+        self._term_s = term_ms / 1000
+        self._until_s = taken_s + self._term_s * (1 - MARGIN_SHARE)
+
+    def holds(self) -> bool:
+        """Whether nobody else can have taken over yet, by this process's own clock."""
+        return asyncio.get_running_loop().time() < self._until_s
+
+    async def run(self) -> None:
+        while True:
+            await self.step()
+            await asyncio.sleep(self._term_s / RENEWALS_PER_TERM)
+
+    async def step(self) -> None:
+        """Renew once. A log that cannot be reached ends nothing by itself: the term does."""
+        asked_s = asyncio.get_running_loop().time()
+        try:
+            renewed = await self._log.renew_epoch(self.epoch)
+        except LogUnavailable as error:
+            log.warning("leadership.log_unavailable", error=str(error))
+            return
+        if not renewed:
+            raise Superseded(f"epoch {self.epoch} is over")
+        self._until_s = asked_s + self._term_s * (1 - MARGIN_SHARE)
+
+
+async def become_leader(eventlog: EventLog, instance: str, term_ms: int) -> Leadership:
+    """Stand by until there is no other active control plane, then be it. Waits without end: that is its work."""
+    told = False
+    while True:
+        try:
+            leader = await eventlog.leader()
+            if leader.epoch == 0 or leader.holder == instance or leader.silent_ms > term_ms:
+                asked_s = asyncio.get_running_loop().time()
+                epoch = await eventlog.take_epoch(instance, expected=leader.epoch)
+                if epoch is not None:
+                    log.info("leadership.taken", epoch=epoch, from_holder=leader.holder, silent_ms=leader.silent_ms)
+                    return Leadership(eventlog, epoch, term_ms, asked_s)
+        except LogUnavailable as error:
+            log.warning("leadership.log_unavailable", error=str(error))
+        else:
+            if not told:
+                log.info("leadership.standing_by", holder=leader.holder, epoch=leader.epoch)
+                told = True
+        await asyncio.sleep(term_ms / 1000 / RENEWALS_PER_TERM)

@@ -1,0 +1,106 @@
+"""The control plane put together: one composition for the process, the tests and the simulation.
+
+Order: become the writer (or stand by for it), fold the log, then listen. From the moment it listens it
+answers from the whole log. The clock starts no earlier than the newest event, so that a host whose clock
+went back does not stretch leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+import nats.micro
+import structlog
+from nats.aio.client import Client
+
+from domain.world import Ids
+from schemas import subjects
+from services.bus import ensure_streams
+from services.clock import Clock
+from services.control.durable import DurableReader
+from services.control.folded import Folded
+from services.control.intake import Intake
+from services.control.leadership import Leadership, become_leader
+from services.control.offers import Announcer
+from services.control.sessions import Sessions
+from services.control.writer import Submission, Writer
+from services.eventlog.port import EventLog
+from worker.cancellation import end_tasks
+
+TICK_S = 0.25
+
+log = structlog.get_logger()
+
+
+class Terms(NamedTuple):
+    """See `services.settings`; `queue_ms` is how long work may wait for its first claim."""
+
+    lease_ms: int
+    session_ms: int
+    beat_ms: int
+    queue_ms: int = 600_000
+    leader_ms: int = 4_000
+
+
+class ControlPlane:
+    """One active control plane. `start` returns when it listens; `run` ends only with an error."""
+
+    def __init__(self, eventlog: EventLog, nc: Client, clock: Clock, ids: Ids, terms: Terms, instance: str) -> None:
+        self._log, self._nc, self._clock, self._ids = eventlog, nc, clock, ids
+        self._terms, self._instance = terms, instance
+        self._service: Any = None
+        self._beats: Any = None
+
+    async def start(self) -> None:
+        await ensure_streams(self._nc)
+        self.leadership: Leadership = await become_leader(self._log, self._instance, self._terms.leader_ms)
+        renewing = asyncio.create_task(self.leadership.run(), name="leadership")  # a long log takes a while to fold
+        try:
+            self.folded = Folded(self._log, self._ids, self._terms)
+            read = await self.folded.replay(lambda position: log.info("control.replaying", position=position))
+            self._clock.not_before(self.folded.newest_ms)
+        finally:
+            await end_tasks([renewing])
+        fleet = self.folded.world.fleet
+        self.writer = Writer(self._log, self.folded, self._clock, self.leadership.epoch, Announcer(self._nc))
+        self.sessions = Sessions(fleet, self._terms, self._clock, self._ids)
+        self.intake = Intake(self.writer, self.sessions, fleet, self.leadership.holds)
+        self._service = await nats.micro.add_service(
+            self._nc, name="tenure-control", version="1.0.0", description="commands"
+        )
+        await self._service.add_endpoint(name="commands", subject=f"{subjects.RPC}.>", handler=self.intake.on_rpc)
+        self._beats = await self._nc.subscribe(f"{subjects.BEAT}.*", cb=self.intake.on_beat)
+        log.info("control.ready", epoch=self.leadership.epoch, events=read, stale=self.folded.stale)
+
+    async def run(self) -> None:
+        """Every loop, until one fails. Superseded means that another control plane is active."""
+        loops = {
+            "leadership": self.leadership.run(),
+            "writer": self.writer.run(),
+            "clock": self._tick(),
+            "commands": self._reader(subjects.STREAM_COMMANDS, subjects.CMD, self.intake.on_durable).run(),
+            "evidence": self._reader(subjects.STREAM_EVIDENCE, subjects.EVIDENCE, self.intake.on_evidence).run(),
+        }
+        tasks = [asyncio.create_task(work, name=name) for name, work in loops.items()]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await end_tasks(tasks)
+            await self._service.stop()
+            await self._beats.unsubscribe()
+
+    def _reader(self, stream: str, prefix: str, handle: Any) -> DurableReader:
+        return DurableReader(self._nc, stream, f"{prefix}.>", handle)
+
+    async def _tick(self) -> None:
+        async def unheard(reply: object) -> None:
+            return None
+
+        while True:
+            if self.leadership.holds():
+                for command in self.sessions.due():
+                    await self.writer.submit(Submission(command, unheard, receipt=False))
+            await asyncio.sleep(TICK_S)
