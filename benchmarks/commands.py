@@ -16,19 +16,15 @@ import sys
 import time
 from typing import Any
 
-import msgspec
 import nats
 import psycopg
 import uvloop
-from nats.aio.msg import Msg
 
-from benchmarks.rawload import open_load
+from benchmarks.rawload import Latency, Saturate, connected, frame
 from schemas import subjects
-from schemas.replies import Reply
 
 SHA = "ab" * 32
 LIMIT_S = 120.0
-_decode = msgspec.json.Decoder(Reply).decode
 
 
 def body(tag: str, number: int) -> bytes:
@@ -39,7 +35,7 @@ def body(tag: str, number: int) -> bytes:
 async def saturate(url: str, dsn: str, count: int, window: int, tag: str) -> dict[str, Any]:
     nc = await nats.connect(url)
     bodies = [body(tag, number) for number in range(count)]
-    load = await open_load(url, subjects.rpc_subject("node.enrol"), bodies, window)
+    load = await connected(Saturate(url, subjects.rpc_subject("node.enrol"), bodies, window), url)
     started = time.perf_counter()
     load.start()
     async with asyncio.timeout(LIMIT_S):
@@ -54,53 +50,20 @@ async def saturate(url: str, dsn: str, count: int, window: int, tag: str) -> dic
     }  # fmt: skip
 
 
-async def latency(url: str, dsn: str, rate: float, seconds: float, tag: str) -> dict[str, Any]:
+async def latency(url: str, rate: float, seconds: float, tag: str) -> dict[str, Any]:
     """Open-loop arrivals at `rate`; command -> reply and command -> visible row, in milliseconds."""
-    nc = await nats.connect(url)
-    subject, inbox = subjects.rpc_subject("node.enrol"), nc.new_inbox()
-    sent: dict[str, float] = {}
-    replied: list[float] = []
-    waiting: list[tuple[int, float]] = []
-    visible: list[float] = []
-
-    async def on_reply(message: Msg) -> None:
-        now = time.perf_counter()
-        reply = _decode(message.data)
-        begun = sent.pop(reply.command_id)
-        replied.append((now - begun) * 1000)
-        waiting.append((reply.position or 0, begun))
-        _reap()
-
-    seen, count, finished = 0, int(rate * seconds), asyncio.Event()
-
-    def _reap() -> None:
-        now = time.perf_counter()
-        while waiting and waiting[0][0] <= seen:
-            visible.append((now - waiting.pop(0)[1]) * 1000)
-        if len(visible) == count:
-            finished.set()
-
-    async def on_view(message: Msg) -> None:
-        nonlocal seen
-        seen = max(seen, int(message.data))
-        _reap()
-
-    await nc.subscribe(inbox, cb=on_reply)
-    await nc.subscribe(subjects.WAKE_VIEW, cb=on_view)
-    await nc.flush()
+    count = int(rate * seconds)
+    frames = [frame(subjects.rpc_subject("node.enrol"), body(tag, number)) for number in range(count)]
+    load = await connected(Latency(url, subjects.WAKE_VIEW, count), url)
     started = time.perf_counter()
-    for number in range(count):
-        due = started + number / rate
-        delay = due - time.perf_counter()
+    for number, prepared in enumerate(frames):
+        delay = started + number / rate - time.perf_counter()
         if delay > 0:
             await asyncio.sleep(delay)
-        ident = f"{tag}-{number}"
-        sent[ident] = time.perf_counter()
-        await nc.publish(subject, body(tag, number), reply=inbox)
+        load.send(prepared)
     async with asyncio.timeout(LIMIT_S):
-        await finished.wait()
-    await nc.close()
-    return {"rate": rate, "reply_ms": percentiles(replied), "visible_ms": percentiles(visible)}
+        await load.done.wait()
+    return {"rate": rate, "reply_ms": percentiles(load.reply_ms), "visible_ms": percentiles(load.visible_ms)}
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
@@ -129,7 +92,7 @@ def main() -> None:
     if mode == "saturate":
         result = uvloop.run(saturate(url, dsn, int(first), int(second), tag))
     else:
-        result = uvloop.run(latency(url, dsn, float(first), float(second), tag))
+        result = uvloop.run(latency(url, float(first), float(second), tag))
     print(json.dumps(result))
 
 

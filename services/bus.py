@@ -32,10 +32,10 @@ CREATE_TIMEOUT_S = 10.0
 STREAM_NAME_IN_USE = 10058  # somebody else made it at the same time
 
 # What the client library has no field for. COMMANDS holds what a sender published and forgot, so it follows the
-# server's `sync_interval: always`; so does EVENTS, whose atomic batches (one sync each) exclude `async`. Offers
-# come again with a heartbeat and evidence from the worker's outbox; they need no fsync per message.
+# server's `sync_interval: always`. The others can be had again (from the log, the next heartbeat, the worker's
+# outbox) and need no fsync for each message. Servers before 2.12 do not know the setting and sync more.
 MORE: dict[str, dict[str, Any]] = {
-    subjects.STREAM_EVENTS: {"allow_atomic": True},
+    subjects.STREAM_EVENTS: {"persist_mode": "async"},
     subjects.STREAM_WORK: {"persist_mode": "async"},
     subjects.STREAM_EVIDENCE: {"persist_mode": "async"},
 }

@@ -84,6 +84,11 @@ T = TypeVar("T")
 class TenureRecorder(PostgresApplicationRecorder):
     """The library's recorder, with our statements at its extension points."""
 
+    def __init__(self, datastore: PostgresDatastore, **options: Any) -> None:
+        super().__init__(datastore, **options)
+        # The lock itself; the library's `SET LOCAL lock_timeout` before it would only say "no timeout" each time.
+        self.lock_table_statements = self.lock_table_statements[-1:]
+
     def _insert_events(self, curs: Any, stored_events: Sequence[StoredEvent], **kwargs: Any) -> None:
         if not stored_events:  # a group of refusals: receipts alone
             self._lock_table(curs)

@@ -22,24 +22,28 @@ ROWS_MAX = 2_000  # rows per read
 class Tail:
     def __init__(self, log: EventLog) -> None:
         self._log = log
+        self._told = 0  # the last position heard of
+        self._more = True  # whether the last read may have left some
         self._woken = asyncio.Event()
 
     async def listen(self, nc: Client) -> None:
         async def wake(message: Msg) -> None:
-            self._woken.set()
+            with contextlib.suppress(ValueError):  # not a number: not a hint
+                self.wake(int(message.data))
 
         await nc.subscribe(subjects.WAKE, cb=wake)
 
-    def wake(self) -> None:
+    def wake(self, position: int) -> None:
+        """Somebody says that the log goes up to `position`."""
+        self._told = position
         self._woken.set()
 
     async def next(self, after: int) -> list[LogRow]:
-        """Events after `after`; waits for a wake-up, at most POLL_S, where there are none. May return []."""
+        """Events after `after`; waits, at most POLL_S, where none is known of. May return []."""
+        if self._told <= after and not self._more:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), POLL_S)
         self._woken.clear()
         rows = await self._log.read(after, ROWS_MAX)
-        if rows:
-            return rows
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), POLL_S)
-        self._woken.clear()
-        return await self._log.read(after, ROWS_MAX)
+        self._more = len(rows) == ROWS_MAX
+        return rows

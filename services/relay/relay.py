@@ -1,12 +1,10 @@
 """Publish the log to EVENTS: each position once, in order, whatever was lost on the way.
 
-The relay keeps no position of its own. It starts from the last message the stream holds and publishes
-atomic batches, each with the sequence it expects the stream to be at. So the server itself refuses a gap, a
-repetition and a second relay, a batch is there whole or not at all, and there is one acknowledgement for
-each batch and not for each event. Batches are pipelined; if one is not acknowledged as expected, the relay
-asks the stream where it stands and goes on from there. A wiped stream is filled from the start.
-
-Atomic batches need nats-server 2.12 or newer.
+The relay keeps no position of its own. It starts from the last message the stream holds, and each message
+names the sequence it expects the stream to be at. So the server itself refuses a gap, a repetition and a
+second relay: after one message that did not get there, no later one is taken. That is why only the last
+message of a window asks for an acknowledgement; its sequence proves all of them. If it is not as expected,
+the relay asks the stream where it stands and goes on from there. A wiped stream is filled from the start.
 """
 
 from __future__ import annotations
@@ -29,10 +27,6 @@ from services.eventlog.port import LogRow, LogUnavailable
 from services.eventlog.tail import Tail
 
 ACK_TIMEOUT_S = 5.0
-BATCH_MAX = 500  # events per atomic batch; the server takes up to 1,000
-HEADER_BATCH = "Nats-Batch-Id"
-HEADER_BATCH_SEQUENCE = "Nats-Batch-Sequence"
-HEADER_BATCH_COMMIT = "Nats-Batch-Commit"
 HEADER_EXPECTED = "Nats-Expected-Last-Sequence"
 RETRY_S = 0.5
 CHECK_S = 5.0  # how often a stream that seems in step is looked at; a purge leaves its last sequence
@@ -117,45 +111,33 @@ class Relay:
         return Place(info.state.last_seq, _header(last, subjects.HEADER_POSITION))
 
     async def _publish(self, rows: list[LogRow], place: Place) -> None:
-        batches = [rows[start : start + BATCH_MAX] for start in range(0, len(rows), BATCH_MAX)]
-        window = self._window = _Window(uuid.uuid4().hex)
-        for number, batch in enumerate(batches):
-            reply = f"{self._inbox}.{window.expect(place.sequence + len(batch))}"
-            await self._publish_batch(batch, place, f"{window.ident}-{number}", reply)
-            place = Place(place.sequence + len(batch), batch[-1].position)
-        async with asyncio.timeout(ACK_TIMEOUT_S):
-            complete = await window.done
-        if complete:
-            self._place = place
-            self.published += len(rows)
-        else:
-            log.warning("relay.out_of_step", expected=place, reason=window.reason)
-            self._place = None
-            await asyncio.sleep(RETRY_S)
-
-    async def _publish_batch(self, batch: list[LogRow], place: Place, ident: str, reply: str) -> None:
-        previous, last = place.position, len(batch)
-        for number, row in enumerate(batch, 1):
-            position = str(row.position)
+        window = self._window = _Window(place.sequence + len(rows))
+        previous, last = place.position, len(rows) - 1
+        for number, row in enumerate(rows):
             headers = {
-                HEADER_BATCH: ident,
-                HEADER_BATCH_SEQUENCE: str(number),
-                subjects.HEADER_MSG_ID: position,
-                subjects.HEADER_POSITION: position,
+                HEADER_EXPECTED: str(place.sequence + number),
+                subjects.HEADER_MSG_ID: str(row.position),
+                subjects.HEADER_POSITION: str(row.position),
                 subjects.HEADER_PREVIOUS: str(previous),
                 subjects.HEADER_TOPIC: row.topic,
                 subjects.HEADER_VERSION: str(row.version),
             }
-            if number == 1:
-                headers[HEADER_EXPECTED] = str(place.sequence)
-            if number == last:
-                headers[HEADER_BATCH_COMMIT] = "1"
             trace = trace_of(row.state)
             if trace:
                 headers[subjects.HEADER_TRACEPARENT] = trace
             subject = subjects.event_subject(row.stream, row.topic)
-            await self._nc.publish(subject, row.state, reply=reply if number == last else "", headers=headers)
+            reply = f"{self._inbox}.{window.ident}" if number == last else ""
+            await self._nc.publish(subject, row.state, reply=reply, headers=headers)
             previous = row.position
+        async with asyncio.timeout(ACK_TIMEOUT_S):
+            complete = await window.done
+        if complete:
+            self._place = Place(place.sequence + len(rows), previous)
+            self.published += len(rows)
+        else:
+            log.warning("relay.out_of_step", expected=window.sequence, reason=window.reason)
+            self._place = None
+            await asyncio.sleep(RETRY_S)
 
     async def _on_ack(self, message: Msg) -> None:
         if self._window is not None:
@@ -163,31 +145,22 @@ class Relay:
 
 
 class _Window:
-    """The acknowledgements of the batches that are on their way, each named by the sequence it ends at."""
+    """The messages that are on their way, and the sequence that says all of them are there."""
 
-    def __init__(self, ident: str) -> None:
-        self.ident = ident
-        self._open: set[str] = set()
+    def __init__(self, sequence: int) -> None:
+        self.ident = uuid.uuid4().hex
+        self.sequence = sequence
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.reason = ""
 
-    def expect(self, sequence: int) -> str:
-        """The last token of the reply subject on which this batch is acknowledged."""
-        token = f"{self.ident}-{sequence}"
-        self._open.add(token)
-        return token
-
-    def take(self, token: str, data: bytes) -> None:
-        if token not in self._open or self.done.done():
+    def take(self, ident: str, data: bytes) -> None:
+        """An acknowledgement; one of an earlier window is not looked at."""
+        if ident != self.ident or self.done.done():
             return
         ack = _decode_ack(data)
-        if ack.error is not None or token != f"{self.ident}-{ack.seq}":
+        if ack.error is not None or ack.seq != self.sequence:
             self.reason = str(ack.error or f"acknowledged at sequence {ack.seq}")
-            self.done.set_result(False)
-            return
-        self._open.discard(token)
-        if not self._open:
-            self.done.set_result(True)
+        self.done.set_result(not self.reason)
 
 
 def _limited(config: StreamConfig) -> bool:
