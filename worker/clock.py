@@ -8,11 +8,26 @@ people when something was seen; nothing is decided by it.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+_source: Callable[[], float] = _boot_s
 
 
 def local_ms() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME) * 1_000.0
+    return _source() * 1_000.0
 
 
 def epoch_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def count_by(source: Callable[[], float]) -> Callable[[], float]:
+    """Count terms by another clock, in seconds; gives the one before. For simulated time."""
+    global _source
+    before, _source = _source, source
+    return before

@@ -1,13 +1,15 @@
 """The EventLog in PostgreSQL: the `eventsourcing` library's recorder, with receipts and an epoch.
 
-The library's locking path does the appending: it takes the table's EXCLUSIVE lock first, so that
-positions become visible in order. ENABLE_DB_FUNCTIONS is never on, because that path does not lock and
-lets a tailing reader skip events. This class adds, inside the same transaction and after the lock:
+The library owns the table, the connections and the retries. Appending follows its locking path: the table's
+EXCLUSIVE lock comes first, so that positions become visible in order. Its ENABLE_DB_FUNCTIONS is never on,
+because that path does not lock and lets a tailing reader skip events. Ours differs in how it is sent: one
+function (`append_events` in schema.sql) locks, checks the epoch, and inserts events and receipts, so that a
+commit is one round trip instead of several; the parameters are hand-built binary arrays; and there is no
+NOTIFY, since wake-ups go over the bus and are only hints.
 
-* the epoch: rows go in only while `leadership.epoch` is the caller's. Taking over holds the same lock, so
-  an append is decided wholly before or wholly after it;
-* the receipts of the commands in the group, with the position of each one's last event;
-* parameters as hand-built binary arrays, and no NOTIFY: wake-ups go over the bus and are only hints.
+* The epoch: rows go in only while `leadership.epoch` is the caller's. Taking over holds the same lock, so an
+  append is decided wholly before or wholly after it.
+* The receipts of the commands in the group go in with the position of each one's last event.
 
 The library repeats an append whose connection broke. If the lost one had landed, the repeat meets its own
 receipts: ReceiptExists then means "look at the receipts" before anything else.
@@ -22,13 +24,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import psycopg
-from eventsourcing.persistence import IntegrityError, PersistenceError, StoredEvent
+from eventsourcing.persistence import (
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    PersistenceError,
+    StoredEvent,
+)
 from eventsourcing.postgres import PostgresApplicationRecorder, PostgresDatastore
+from eventsourcing.utils import retry
 from psycopg.conninfo import conninfo_to_dict
 
 from services.eventlog.arrays import BigintArray, ByteaArray, NullableBigintArray, TextArray, register_arrays
 from services.eventlog.port import (
     Leader,
+    LogError,
     LogRow,
     LogUnavailable,
     NewEvent,
@@ -42,22 +52,10 @@ from services.eventlog.port import (
 SCHEMA = "tenure"
 EVENTS_TABLE = "stored_events"
 CONNECT_TIMEOUT_S = 5.0
+RETRIES_MAX, RETRY_S = 10, 0.2  # as the library has them
 
-INSERT_EVENTS = f"""
-INSERT INTO {SCHEMA}.{EVENTS_TABLE} (originator_id, originator_version, topic, state)
-SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bytea[])
-WHERE (SELECT epoch FROM {SCHEMA}.leadership) = %s
-RETURNING notification_id
-"""  # noqa: S608 - constants of this module
-# Under the lock this transaction alone draws positions, so its own are the last `n` of the sequence.
-INSERT_RECEIPTS = f"""
-INSERT INTO {SCHEMA}.receipts (command_id, body_sha256, outcome, position)
-SELECT r.command_id, r.body_sha256, r.outcome,
-       CASE WHEN r.back IS NULL THEN NULL
-            ELSE currval(pg_get_serial_sequence('{SCHEMA}.{EVENTS_TABLE}', 'notification_id')) - r.back END
-FROM unnest(%s::text[], %s::bytea[], %s::bytea[], %s::bigint[]) AS r (command_id, body_sha256, outcome, back)
-WHERE (SELECT epoch FROM {SCHEMA}.leadership) = %s
-"""  # noqa: S608
+APPEND = f"SELECT * FROM {SCHEMA}.append_events(%s, %s, %s, %s, %s, %s, %s, %s, %s)"  # noqa: S608 - our own names
+EPOCH_OVER = "TN001"  # raised by append_events
 COLUMNS = "notification_id, originator_id, originator_version, topic, state"
 READ = f"SELECT {COLUMNS} FROM {SCHEMA}.{EVENTS_TABLE} WHERE notification_id > %s ORDER BY notification_id LIMIT %s"  # noqa: S608
 READ_STREAMS = f"""
@@ -82,62 +80,27 @@ T = TypeVar("T")
 
 
 class TenureRecorder(PostgresApplicationRecorder):
-    """The library's recorder, with our statements at its extension points."""
+    """The library's recorder; `insert_events` takes our keyword arguments `epoch` and `receipts`."""
 
-    def __init__(self, datastore: PostgresDatastore, **options: Any) -> None:
-        super().__init__(datastore, **options)
-        # The lock itself; the library's `SET LOCAL lock_timeout` before it would only say "no timeout" each time.
-        self.lock_table_statements = self.lock_table_statements[-1:]
-
-    def _insert_events(self, curs: Any, stored_events: Sequence[StoredEvent], **kwargs: Any) -> None:
-        if not stored_events:  # a group of refusals: receipts alone
-            self._lock_table(curs)
-            self._insert_receipts(curs, 0, **kwargs)
-
-    def _insert_stored_events(self, curs: Any, stored_events: Sequence[StoredEvent], **kwargs: Any) -> None:
-        self._lock_table(curs)
-        curs.execute(
-            INSERT_EVENTS,
-            (
-                TextArray([event.originator_id for event in stored_events]),  # type: ignore[misc]
-                BigintArray([event.originator_version for event in stored_events]),
-                TextArray([event.topic for event in stored_events]),
-                ByteaArray([event.state for event in stored_events]),
-                kwargs["epoch"],
-            ),
-            prepare=True,
-        )
-        with curs.connection.cursor() as receipts_curs:
-            self._insert_receipts(receipts_curs, len(stored_events), **kwargs)
-
-    def _insert_receipts(self, curs: Any, events: int, *, epoch: int, receipts: Sequence[NewReceipt]) -> None:
-        if not receipts:
-            return
-        backs = [None if r.last_event is None else events - 1 - r.last_event for r in receipts]
+    @retry((InterfaceError, OperationalError), max_attempts=RETRIES_MAX, wait=RETRY_S)
+    def insert_events(
+        self, stored_events: Sequence[StoredEvent], *, epoch: int, receipts: Sequence[NewReceipt] = (), **_: Any
+    ) -> Sequence[int]:
+        # A receipt says how far from the end of the batch its last event is: only the database knows positions.
+        last = len(stored_events) - 1
         parameters = (
+            epoch,
+            TextArray([str(event.originator_id) for event in stored_events]),
+            BigintArray([event.originator_version for event in stored_events]),
+            TextArray([event.topic for event in stored_events]),
+            ByteaArray([event.state for event in stored_events]),
             TextArray([receipt.command_id for receipt in receipts]),
             ByteaArray([receipt.body_sha256 for receipt in receipts]),
             ByteaArray([receipt.outcome for receipt in receipts]),
-            NullableBigintArray(backs),
-            epoch,
+            NullableBigintArray([None if r.last_event is None else last - r.last_event for r in receipts]),
         )
-        if events:
-            curs.execute(INSERT_RECEIPTS, parameters, prepare=True)
-            return
-        curs.execute(INSERT_RECEIPTS + " RETURNING 1", parameters, prepare=True)
-        if len(curs.fetchall()) != len(receipts):
-            raise Superseded(f"epoch {epoch} is over")
-
-    def _fetch_ids_after_insert_events(
-        self, curs: Any, stored_events: Sequence[StoredEvent], **kwargs: Any
-    ) -> Sequence[int]:
-        positions = [row["notification_id"] for row in curs.fetchall()]
-        if len(positions) != len(stored_events):
-            raise Superseded(f"epoch {kwargs['epoch']} is over")
-        return positions
-
-    def _notify_channel(self, curs: Any) -> None:
-        """No NOTIFY: wake-ups go over the bus."""
+        with self.datastore.get_connection() as conn, conn.cursor(row_factory=_tuples) as curs:
+            return [row[0] for row in curs.execute(APPEND, parameters, prepare=True)]
 
 
 class PostgresLog:
@@ -193,10 +156,8 @@ class PostgresLog:
             return await loop.run_in_executor(self._executor, functools.partial(function, *args))
         except psycopg.Error as error:
             raise LogUnavailable(str(error)) from error
-        except IntegrityError as error:
-            raise _integrity(error) from error
         except PersistenceError as error:
-            raise LogUnavailable(str(error)) from error
+            raise _as_log_error(error) from error
 
     def _append(self, events: Sequence[NewEvent], receipts: Sequence[NewReceipt], epoch: int) -> list[int]:
         stored = [StoredEvent(event.stream, event.version, event.topic, event.state) for event in events]
@@ -242,7 +203,10 @@ def _tuples(cursor: Any) -> Any:
     return psycopg.rows.tuple_row(cursor)
 
 
-def _integrity(error: IntegrityError) -> Exception:
-    diag = getattr(error.__cause__, "diag", None)
-    table = getattr(diag, "table_name", None)
-    return ReceiptExists(str(error)) if table == "receipts" else VersionConflict(str(error))
+def _as_log_error(error: PersistenceError) -> LogError:
+    cause = error.__cause__
+    if isinstance(cause, psycopg.Error) and cause.sqlstate == EPOCH_OVER:
+        return Superseded(str(error))
+    if isinstance(error, IntegrityError) and isinstance(cause, psycopg.Error):
+        return ReceiptExists(str(error)) if cause.diag.table_name == "receipts" else VersionConflict(str(error))
+    return LogUnavailable(str(error))
