@@ -38,7 +38,7 @@ def settle(accepted: Accepted, world: World) -> list[Change]:
             before, version = latest[stream]
         elif stream in world.states:
             before, version = world.states[stream], world.versions.get(stream, 0)
-        elif isinstance(event, FRESH):
+        elif isinstance(event, FRESH) or world.complete:
             before, version = None, 0
         else:
             raise NotLoaded(stream)

@@ -54,11 +54,15 @@ class Limits(Protocol):
 
 
 class World:
-    """`states` maps a stream id to its state, None for a stream that is known to be empty."""
+    """`states` maps a stream id to its state, None for a stream that is known to be empty.
+
+    `complete` says that every stream of the log is in it, so what is not there does not exist.
+    """
 
     def __init__(self, fleet: Fleet, ids: Ids, limits: Limits) -> None:
         self.states: dict[str, State | None] = {}
         self.versions: dict[str, int] = {}
+        self.complete = False
         self.fleet = fleet
         self.ids = ids
         self.limits = limits
@@ -70,6 +74,8 @@ class World:
         try:
             state = self.states[stream]
         except KeyError:
+            if self.complete:
+                return None
             raise NotLoaded(stream) from None
         return state if isinstance(state, kind) else None
 

@@ -16,7 +16,7 @@ LIVE = "tenure.live.v1"
 SERVE = "tenure.serve.v1"
 QUERY = "tenure.query.v1"
 WAKE = "tenure.wake.v1.log"  # a committed position; a hint for tailing readers, carries no state
-WAKE_VIEW = "tenure.wake.v1.view"  # a projected position; a hint for queries that wait
+WAKE_VIEW = "tenure.wake.v1.view"  # a projected position; a hint for whoever waits for rows
 
 STREAM_COMMANDS = "COMMANDS"
 STREAM_EVENTS = "EVENTS"

@@ -19,6 +19,9 @@ from worker.cancellation import end_tasks
 # Most of what a service allocates is freed by reference counts; young collections at the default of 700 cost
 # several percent of a busy writer and find nothing.
 GC_THRESHOLD = 50_000
+# The database is spoken to in a thread. When it has an answer it should not wait 5 ms, the default, for the
+# interpreter while the loop works through messages.
+SWITCH_S = 0.0002
 
 
 def configure_logging(settings: Settings, process: str) -> None:
@@ -44,6 +47,7 @@ def run_service(process: str, main: Callable[[Settings, asyncio.Event], Awaitabl
     settings = Settings().resolved()
     configure_logging(settings, process)
     gc.set_threshold(GC_THRESHOLD, 50, 1_000)
+    sys.setswitchinterval(SWITCH_S)
 
     async def supervised() -> int:
         stop = asyncio.Event()

@@ -27,6 +27,7 @@ class Folded:
         self.position = 0
         self.stale = 0  # events in the log that did not count
         self.newest_ms = 0  # the latest time any event was decided at
+        self.world.complete = True  # until `trim` drops a stream
 
     async def replay(self, progress: Callable[[int], None] = lambda position: None) -> int:
         """Fold the whole log from where we are; the number of events read."""
@@ -71,13 +72,15 @@ class Folded:
             self.world.fleet.note(known[stream], fresh[stream])
 
     def missing(self, streams: Iterable[str]) -> list[str]:
-        return [stream for stream in streams if stream not in self.world.states]
+        """Those that have to be read before a decision may look at them."""
+        return [] if self.world.complete else [stream for stream in streams if stream not in self.world.states]
 
     def trim(self) -> None:
         """Forget the streams taken in longest ago, beyond the bound. The fleet index keeps what it needs."""
         surplus = len(self.world.states) - STREAMS_MAX
         if surplus <= 0:
             return
+        self.world.complete = False
         for stream in list(self.world.states)[:surplus]:
             del self.world.states[stream]
             self.world.versions.pop(stream, None)

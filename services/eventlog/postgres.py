@@ -104,9 +104,14 @@ class TenureRecorder(PostgresApplicationRecorder):
 
 
 class PostgresLog:
-    """EventLog on one connection and one thread: calls queue up in order."""
+    """EventLog on one connection; calls queue up in order.
 
-    def __init__(self, dsn: str) -> None:
+    The connection has a thread of its own, so that a slow database does not keep the loop from other work. A
+    process that has no other work (`in_loop`) spares itself the two changes of thread for each call.
+    """
+
+    def __init__(self, dsn: str, *, in_loop: bool = False) -> None:
+        self._in_loop = in_loop
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="eventlog")
         self._closed = False
         self._datastore = open_datastore(dsn)
@@ -151,8 +156,10 @@ class PostgresLog:
         self._executor.shutdown(wait=False)
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
-        loop = asyncio.get_running_loop()
         try:
+            if self._in_loop:
+                return function(*args)
+            loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._executor, functools.partial(function, *args))
         except psycopg.Error as error:
             raise LogUnavailable(str(error)) from error

@@ -17,7 +17,7 @@ from services.settings import Settings
 async def projector(settings: Settings, stop: asyncio.Event) -> int:
     if settings.postgres_dsn is None:
         raise ValueError("TENURE_POSTGRES_DSN is not set and no embedded server is running")
-    log, store = PostgresLog(settings.postgres_dsn), ViewStore(settings.postgres_dsn)
+    log, store = PostgresLog(settings.postgres_dsn, in_loop=True), ViewStore(settings.postgres_dsn)
     nc = await connect(settings, "tenure-projector")
     await store.prepare(rebuild="--rebuild" in sys.argv[1:])
     tail = Tail(log)

@@ -11,7 +11,6 @@ import nats.micro
 import psycopg
 import psycopg_pool
 import structlog
-from nats.aio.msg import Msg
 
 from schemas import subjects
 from schemas.codes import ADVICE, Code
@@ -70,10 +69,6 @@ async def query(settings: Settings, stop: asyncio.Event) -> int:
     await reader.open()
     nc = await connect(settings, "tenure-query")
 
-    async def moved(message: Msg) -> None:
-        reader.moved()
-
-    await nc.subscribe(subjects.WAKE_VIEW, cb=moved)
     service = await nats.micro.add_service(nc, name="tenure-query", version="1.0.0", description="queries")
     await service.add_endpoint(name="queries", subject=f"{subjects.QUERY}.>", handler=QueryService(reader).on_request)
     try:

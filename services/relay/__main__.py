@@ -16,7 +16,7 @@ from services.settings import Settings
 async def relay(settings: Settings, stop: asyncio.Event) -> int:
     if settings.postgres_dsn is None:
         raise ValueError("TENURE_POSTGRES_DSN is not set and no embedded server is running")
-    log = PostgresLog(settings.postgres_dsn)
+    log = PostgresLog(settings.postgres_dsn, in_loop=True)
     nc = await connect(settings, "tenure-relay")
     service = Relay(nc, Tail(log))
     await service.start()
