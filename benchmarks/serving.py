@@ -54,7 +54,7 @@ async def deployed(client: Client, node: NodeRow, folder: Path) -> DeploymentRow
     await probe.finish(client, terminal, probe_id, position)
     found = await client.appear(CandidateRow, probe_id)
     await candidate.approve(client, found, found.digest, "benchmark")
-    served = await deployment.create(client, found, "minilm", "embedding", [node.id])
+    served = await deployment.create(client, "minilm", found, found.digest, "embedding", [node.id])
     await deployment.do(client, terminal, served, node.id, "load")
     return served
 

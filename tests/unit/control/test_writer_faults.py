@@ -107,6 +107,7 @@ async def test_a_log_that_fails_in_the_middle_of_a_group_takes_the_whole_group_b
     """The first command is decided and folded ahead; then reading for the second one fails."""
     await control.ask(enrol("n1"), enrol("n2"))
     del control.folded.world.states["node-n2"]  # as if trimmed
+    control.folded.world.complete = False
 
     async def no_preload(group: object) -> None:
         control.log.reads_down = True
