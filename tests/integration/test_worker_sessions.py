@@ -236,7 +236,7 @@ async def test_lease_is_renewed_while_work_lasts_and_cancel_ends_it(site: Site) 
 
 
 async def test_lost_lease_aborts_the_work_and_the_next_attempt_is_taken(site: Site) -> None:
-    control = await site.control("node-x", lease_ms=600)
+    control = await site.control("node-x", lease_ms=3_000)  # long enough to be held when the stop comes
     worker = await site.worker("node-x")
     await control.registered(1)
     item = await site.slow_verify(control)
