@@ -179,6 +179,8 @@ def residency_after_failure(work: WorkState, code: Code, message: str, stamp: di
     """A load or unload that failed leaves the residency `failed`; drain and health leave it as it was."""
     if work.kind not in ("load", "unload"):
         return []
+    if work.kind == "unload" and code is Code.NOT_RESIDENT:  # the worker's word that there is nothing to unload
+        return [residency(work, "absent", "0", "the worker does not hold it", stamp)]
     return [residency(work, "failed", work.generation, f"{code}: {message}"[:500], stamp)]
 
 

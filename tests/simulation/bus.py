@@ -90,7 +90,6 @@ class Stream:
         self.messages: dict[int, tuple[str, bytes, dict[str, str] | None]] = {}
         self.last_sequence = 0
         self.consumers: dict[str, Consumer] = {}
-        self.batches: dict[str, list[tuple[str, bytes, dict[str, str]]] | None] = {}
         self.arrived = asyncio.Event()
 
     def store(self, subject: str, data: bytes, headers: dict[str, str] | None) -> int:
@@ -103,41 +102,19 @@ class Stream:
         self.arrived = asyncio.Event()
         return self.last_sequence
 
-    def take(self, subject: str, data: bytes, headers: dict[str, str] | None) -> dict[str, Any] | None:
-        """Store a message, or a part of an atomic batch; the acknowledgement, None while a batch goes on."""
-        found = headers or {}
-        batch = found.get("Nats-Batch-Id")
-        if batch is None:
-            return {"stream": self.config["name"], "seq": self.store(subject, data, headers)}
-        number = int(found["Nats-Batch-Sequence"])
-        if number == 1:
-            self.batches[batch] = []
-        parts = self.batches.get(batch)
-        if parts is not None and number == len(parts) + 1:
-            parts.append((subject, data, found))
-        else:
-            self.batches[batch] = parts = None
-        if "Nats-Batch-Commit" not in found:
-            return None
-        self.batches.pop(batch, None)
-        if parts is None:
-            return _error(10176, "atomic publish batch is incomplete")
-        expected = parts[0][2].get("Nats-Expected-Last-Sequence")
+    def take(self, subject: str, data: bytes, headers: dict[str, str] | None) -> dict[str, Any]:
+        """Store a message that expects the stream to be where it is; the acknowledgement."""
+        expected = (headers or {}).get("Nats-Expected-Last-Sequence")
         if expected is not None and int(expected) != self.last_sequence:
-            return _error(10071, f"wrong last sequence: {self.last_sequence}")
-        for one in parts:
-            self.store(*one)
-        return {"stream": self.config["name"], "seq": self.last_sequence, "count": len(parts)}
+            description = f"wrong last sequence: {self.last_sequence}"
+            return {"error": {"code": 400, "err_code": 10071, "description": description}, "seq": 0}
+        return {"stream": self.config["name"], "seq": self.store(subject, data, headers)}
 
     def info(self) -> Any:
         first = min(self.messages, default=self.last_sequence + 1)
         limits = {"max_msgs": -1, "max_bytes": -1, "max_age": 0, **self.config}
         state = SimpleNamespace(messages=len(self.messages), first_seq=first, last_seq=self.last_sequence)
         return SimpleNamespace(config=SimpleNamespace(**limits), state=state)
-
-
-def _error(code: int, description: str) -> dict[str, Any]:
-    return {"error": {"code": 400, "err_code": code, "description": description}, "seq": 0}
 
 
 class Consumer:
@@ -200,7 +177,7 @@ class SimBus:
             if any(matches(pattern, subject) for pattern in stream.subjects):
                 heard = True
                 ack = stream.take(subject, data, headers)
-                if ack is not None and reply:
+                if reply:
                     self.route(sender, reply, json.dumps(ack).encode(), "", None)
         for client in self.clients:
             for subscription in client.subscriptions:
@@ -225,6 +202,8 @@ class Subscription:
     async def unsubscribe(self, limit: int = 0) -> None:
         if self in self.client.subscriptions:
             self.client.subscriptions.remove(self)
+
+    drain = unsubscribe
 
     def take(self, message: Message) -> None:
         self._queue.append(message)
@@ -253,6 +232,7 @@ class SimClient:
         self.subscriptions: list[Subscription] = []
         self._to_server: deque[tuple[str, bytes, str, dict[str, str] | None]] = deque()
         self._last_arrival_s = 0.0
+        self._nuid = SimpleNamespace(next=lambda: bytearray(f"{next(self._inboxes)}".encode()))  # nats.micro asks
         bus.clients.append(self)
         process.on_kill.append(self._gone)
 

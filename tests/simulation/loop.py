@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import heapq
+import sys
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -60,6 +62,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._selector = _NoSelector(self)
         self._clock_resolution = 1e-6
         self.errors: list[str] = []
+        self.kept: list[asyncio.Task[Any]] = []  # a killed process's tasks must not be collected: that runs cleanup
         self.set_exception_handler(self._note_error)
         self.set_task_factory(_task_in_process)
 
@@ -99,7 +102,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """Run `work` as part of `process`."""
         context = contextvars.copy_context()
         context.run(PROCESS.set, process)
-        return asyncio.Task(work, loop=self, context=context)
+        return self.create_task(work, context=context)
 
     def kill(self, process: Process) -> None:
         """SIGKILL: nothing of it runs any more, not even a finally."""
@@ -132,6 +135,17 @@ class SimLoop(asyncio.BaseEventLoop):
             return False
         return True
 
+    def bury(self) -> None:
+        """After the story: let go of what killed processes left, without letting it say anything."""
+        before, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        try:
+            self.kept.clear()
+            self._ready.clear()
+            self._scheduled.clear()
+            gc.collect()
+        finally:
+            sys.unraisablehook = before
+
     def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         message = str(context.get("message"))
@@ -160,4 +174,6 @@ class _Timer(events.TimerHandle):
 def _task_in_process(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
     task = asyncio.Task(coro, loop=loop, **options)
     task._log_destroy_pending = False  # killed processes leave tasks that never end
+    if isinstance(loop, SimLoop):
+        loop.kept.append(task)
     return task
