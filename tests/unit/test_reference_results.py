@@ -45,6 +45,7 @@ class Terms:
     session_ms = 10_000
     beat_ms = 1_000
     queue_ms = 60_000
+    device_reserve_bytes = 0
 
 
 class Plane:
