@@ -10,6 +10,8 @@ What it checks, beyond folding (which lists stale events by itself):
   that work, node, generation and attempt, says what the event says, and no evidence id counts twice;
 * a verified set has a completed verification behind it, a candidate a completed probe whose evidence has the
   digest that the candidate names, a resident a completed load of its generation;
+* a reservation rests on the reservations that the log had then, fits what was measured, and goes over to the
+  residency unchanged; no load was begun while its circuit was open, and a circuit opened only after enough ends;
 * a deployment was made under a standing approval of its candidate's exact digest;
 * at the end no work is open and no residency is held on a disabled node, nor under a generation that is over.
 
@@ -24,6 +26,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from domain import circuits
+from domain.admission import available_bytes, promised_on
 from domain.fleet import Fleet
 from domain.fold import fold
 from domain.states import CandidateState, DeploymentState, State, WorkState
@@ -86,6 +90,8 @@ class Auditor:
             ev.ApprovalGranted: self._approved,
             ev.DeploymentCreated: self._deployed,
             ev.ResidencyChanged: self._resided,
+            ev.CircuitOpened: self._circuit_opened,
+            ev.CircuitClosed: self._circuit_closed,
         }
 
     def take(self, position: int, stream: str, version: int, event: ev.Event) -> bool:
@@ -164,7 +170,17 @@ class Auditor:
         node = self.fleet.nodes.get(event.node_id)
         if node is None or node.generation != event.generation or not node.enabled or node.session != "alive":
             return f"lease for generation {event.generation}, which node {event.node_id} has not"
-        return None
+        if event.reserved is None:
+            return None
+        # the fleet has this grant not yet, but may have the one that this work had before
+        device, stream = event.reserved.device_index, f"work-{event.work_id}"
+        promised = promised_on(self.fleet, event.node_id, device, stream)
+        if (event.reserved.resident_bytes, event.reserved.pending_bytes) != promised:
+            return (
+                f"{promised.resident + promised.pending} bytes of device {device} were reserved, and it says otherwise"
+            )
+        fits = event.reserved.needed_bytes <= available_bytes(event.reserved)
+        return None if fits else f"reserved more of device {device} than was measured free"
 
     def _candidate(self, event: ev.CandidateCreated) -> str | None:
         probe = self.states.get(f"work-{event.probe_id}")
@@ -198,11 +214,34 @@ class Auditor:
         about = (work.deployment_id, work.node_id) if isinstance(work, WorkState) else None
         if about != (event.deployment_id, event.node_id) or not isinstance(work, WorkState):
             return f"work {event.work_id} is not about this residency"
+        deployment = self.states.get(f"deployment-{event.deployment_id}")
+        if event.state == "loading" and isinstance(deployment, DeploymentState):
+            refused = circuits.load_refused(deployment, event.node_id, event.at_ms)
+            return None if refused is None else "loaded while its circuit was open"
         if event.state != "resident":
             return None
+        if event.reserved != (work.reserved if work.kind == "load" else None):
+            return "resident with another reservation than its load had"
+        if work.kind == "unload" and work.stage == "cancelled" and work.attempt == 0:
+            return None  # nobody had begun to unload it; folding has seen that it was resident before
         if work.kind != "load" or work.stage != "completed" or work.generation != event.generation:
             return "resident without a completed load of this generation"
         return None if node is not None and node.generation == event.generation else "resident under an old generation"
+
+    def _circuit_opened(self, event: ev.CircuitOpened) -> str | None:
+        deployment = self.states.get(f"deployment-{event.deployment_id}")
+        circuit = deployment.circuits.get(event.node_id) if isinstance(deployment, DeploymentState) else None
+        if circuit is None or not circuit.ends or circuit.ends[-1].at_ms != event.at_ms:
+            return "a circuit opened without an end"
+        if event.openings == 1 and len(circuit.ends) < circuits.ENDS_MAX:
+            return f"a circuit opened after {len(circuit.ends)} ends"
+        right = event.until_ms == event.at_ms + circuits.backoff_ms(event.openings)
+        return None if right else "a circuit opened for another time than it may"
+
+    def _circuit_closed(self, event: ev.CircuitClosed) -> str | None:
+        deployment = self.states.get(f"deployment-{event.deployment_id}")
+        resident = isinstance(deployment, DeploymentState) and deployment.residency(event.node_id) == "resident"
+        return None if resident or event.by == "person" else "a circuit closed without a successful load"
 
     def _completed(self, work_id: str, node_id: str, right: Callable[[WorkState], bool]) -> bool:
         work = self.states.get(f"work-{work_id}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from domain import artifacts, evidence, gates, jobs, leases, nodes
+from domain import artifacts, circuits, evidence, gates, jobs, leases, nodes
 from domain.outcomes import Outcome
 from domain.world import World
 from schemas import commands as c
@@ -22,6 +22,7 @@ _HANDLERS: dict[type[c.Command], Callable[[Any, World], Outcome]] = {
     c.CreateDeployment: gates.create_deployment,
     c.RetireDeployment: gates.retire_deployment,
     c.RequestJob: jobs.request,
+    c.CloseCircuit: circuits.close,
     c.EnrolNode: nodes.enrol,
     c.DisableNode: nodes.disable,
     c.EnableNode: nodes.enable,

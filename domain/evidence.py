@@ -1,8 +1,8 @@
 """Evidence decided: a typed transition, or EvidenceRejected with the reason and the whole evidence.
 
 The worker reports what it saw; what that means is decided here. A probe that loaded but was unhealthy,
-kept memory, or could not prove isolation where the profile asks for it, has failed, whatever it says. So
-has a verification that did not count every file of the set at the place that was asked.
+kept memory, did not end in order, or could not prove isolation where the profile asks for it, has failed,
+whatever it says. So has a verification that did not count every file of the set at the place that was asked.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from domain import circuits
 from domain.fencing import fence_residency, fence_session, fence_work
-from domain.fold import evidence_digest
+from domain.fold import evidence_digest, fold
 from domain.leases import residency, residency_after_cancel, residency_after_failure
 from domain.outcomes import Accepted, Outcome, Recorded, Rejected
 from domain.states import ArtifactState, CandidateState, DeploymentState, NodeState, ProfileState, WorkState, stream_of
@@ -131,7 +132,21 @@ def _accept(command: SubmitEvidence, evidence: se.Evidence, work: WorkState, wor
             events = [_lost(command.signed, evidence, statement, world, stamp)]
         case _:
             events = _complete(evidence, work, held, world, stamp)
-    return Accepted(events, {"evidence": "accepted"})
+    return Accepted([*events, *_circuits(events, world, stamp)], {"evidence": "accepted"})
+
+
+def _circuits(events: list[Recorded], world: World, stamp: dict[str, Any]) -> list[Recorded]:
+    """What an end or a successful load means for the circuit of its deployment and node."""
+    found = []
+    for stream, event in ((recorded.stream, recorded.event) for recorded in events):
+        if not isinstance(event, ResidencyChanged):
+            continue
+        before = world.get(DeploymentState, "deployment", event.deployment_id)
+        after, reason = fold(before, event)
+        if reason is None and before is not None and isinstance(after, DeploymentState):
+            moved = circuits.follow(before, after, event, stamp)
+            found += [Recorded(stream, moved)] if moved is not None else []
+    return found
 
 
 def _complete(
@@ -154,7 +169,10 @@ def _complete(
         case se.Probed():
             events.append(_candidate(work, held["signed"].payload, world, stamp))
         case se.Loaded():
-            events.append(residency(work, "resident", evidence.generation, "loaded and healthy", stamp))
+            resident = residency(
+                work, "resident", evidence.generation, "loaded and healthy", stamp, reserved=work.reserved
+            )
+            events.append(resident)
         case se.Drained(in_flight=count):
             events.append(residency(work, "draining", evidence.generation, f"drained, {count} were in flight", stamp))
         case se.Unloaded(memory=memory):
@@ -186,7 +204,13 @@ def _shortfall(statement: Any, work: WorkState, world: World) -> tuple[Code, str
             return Code.OFFLINE_NOT_PROVEN, "the profile asks for proof of isolation and there is none"
     if isinstance(statement, se.Probed) and not statement.memory.reclaim_complete:
         return Code.RECLAIM_INCOMPLETE, "the probe's memory was not all given back"
+    if isinstance(statement, se.Probed) and statement.child_exit_code != 0:
+        return Code.CHILD_DIED, f"the probe's model process {_how(statement.child_exit_code)} on unloading"
     return None
+
+
+def _how(exit_code: int) -> str:
+    return f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
 
 
 def _verify_shortfall(statement: se.Verified, spec: VerifySpec, world: World) -> tuple[Code, str] | None:
@@ -234,6 +258,6 @@ def _lost(
     event = ResidencyChanged(
         deployment_id=statement.deployment_id, node_id=evidence.node_id, state="lost",
         generation=evidence.generation, work_id=owner, cause=f"{statement.code}: {statement.message}"[:500],
-        signed=signed, **stamp,
+        signed=signed, code=statement.code, **stamp,
     )  # fmt: skip
     return Recorded(stream_of("deployment", statement.deployment_id), event)

@@ -54,7 +54,7 @@ RESIDENCY_AFTER: dict[str, frozenset[str]] = {
     "loading": frozenset({"resident", "failed", "absent", "lost"}),
     "resident": frozenset({"draining", "unloading", "failed", "lost"}),
     "draining": frozenset({"draining", "unloading", "failed", "lost"}),
-    "unloading": frozenset({"absent", "failed", "lost"}),
+    "unloading": frozenset({"absent", "failed", "lost", "resident", "draining"}),
 }
 _OWNED = frozenset({"loading", "unloading"})  # a transition that only its own work item may end
 
@@ -75,4 +75,11 @@ def fence_residency(
         return Code.GENERATION_FENCED
     if before in _OWNED and state != "lost" and work_id != held.work_id:
         return Code.EVIDENCE_MISPLACED
+    if before == "unloading" and state in ("resident", "draining") and state != held.before:
+        return Code.RESIDENCY_CONFLICT  # only a cancelled unload goes back, and to where it came from
     return None
+
+
+def fence_circuit(deployment: DeploymentState, node_id: str) -> Code | None:
+    """Of a circuit that opens or closes: only of a deployment in use, for one of its nodes."""
+    return Code.RESIDENCY_CONFLICT if deployment.retired or node_id not in deployment.node_ids else None

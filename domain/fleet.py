@@ -1,15 +1,25 @@
 """Fleet: the few facts that cross streams, kept in step with the folded states.
 
-Which work is open on a node, which deployments hold something there, which names are taken. It is an
-index, derived only from (state before, state after) of one stream at a time, so that it can follow a
-fold forwards and be put right again when a commit did not land.
+Which work is open on a node, which deployments hold something there, what device memory is reserved, which
+names are taken. It is an index, derived only from (state before, state after) of one stream at a time, so that
+it can follow a fold forwards and be put right again when a commit did not land.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from domain.states import DeploymentState, NodeState, State, WorkState
+from schemas.devices import Reservation
 
 HOLDING = frozenset({"loading", "resident", "draining", "unloading"})
+
+
+class Held(NamedTuple):
+    """A reservation that counts. `pending` while its work is under way, not once a resident has it."""
+
+    reservation: Reservation
+    pending: bool
 
 
 class Fleet:
@@ -22,6 +32,7 @@ class Fleet:
         self.work_on: dict[str, set[str]] = {}
         self.held_on: dict[str, set[str]] = {}  # node -> deployments with a residency in HOLDING
         self.deployment_named: dict[str, str] = {}
+        self.reserved_on: dict[str, dict[str, Held]] = {}  # node -> stream -> what it has reserved there
 
     def note(self, before: State | None, after: State | None) -> None:
         """Take in that a stream's state went from `before` to `after` (either may be None)."""
@@ -68,6 +79,14 @@ class Fleet:
         else:
             self.open_work[work_id] = after
             self.work_on.setdefault(node_id, set()).add(work_id)
+        held = after.reserved if after is not None and after.lease is not None else None
+        self._note_reserved(node_id, f"work-{work_id}", Held(held, True) if held is not None else None)
+
+    def _note_reserved(self, node_id: str, stream: str, held: Held | None) -> None:
+        if held is not None:
+            self.reserved_on.setdefault(node_id, {})[stream] = held
+        elif node_id in self.reserved_on:
+            self.reserved_on[node_id].pop(stream, None)
 
     def _note_deployment(self, before: DeploymentState | None, after: DeploymentState | None) -> None:
         over = before if before is not None and (after is None or after.retired) else None
@@ -86,3 +105,6 @@ class Fleet:
                 members.add(some.deployment_id)
             else:
                 members.discard(some.deployment_id)
+            reserved = after.residencies[node_id].reserved if after and node_id in after.residencies else None
+            held = Held(reserved, False) if reserved is not None else None
+            self._note_reserved(node_id, f"deployment-{some.deployment_id}", held)

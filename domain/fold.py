@@ -13,10 +13,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from domain.fencing import fence_grant, fence_residency, fence_session, fence_work
+from domain import circuits
+from domain.fencing import fence_circuit, fence_grant, fence_residency, fence_session, fence_work
 from domain.states import (
     ArtifactState,
     CandidateState,
+    Circuit,
     DeploymentState,
     Lease,
     NodeState,
@@ -30,6 +32,7 @@ from schemas.codes import Code
 from schemas.work import RUNNING_STAGES
 
 Folded = tuple[State | None, Code | None]
+_HOLDING_MEMORY = frozenset({"resident", "draining", "unloading"})
 
 
 def fold(state: State | None, event: ev.Event) -> Folded:
@@ -123,7 +126,8 @@ def _granted(s: WorkState, e: ev.LeaseGranted) -> Folded:
         return s, reason
     lease = Lease(e.generation, e.attempt, e.token_sha256, e.at_ms, e.until_ms)
     return replace(
-        s, lease=lease, attempt=e.attempt, generation=e.generation, stage="preparing", deadline_ms=e.deadline_ms
+        s, lease=lease, attempt=e.attempt, generation=e.generation, stage="preparing", deadline_ms=e.deadline_ms,
+        reserved=e.reserved,
     ), None  # fmt: skip
 
 
@@ -138,7 +142,8 @@ def _lease_ended(s: WorkState, e: ev.LeaseEnded) -> Folded:
     lease = s.lease
     if lease is None or (e.generation, e.attempt) != (lease.generation, lease.attempt):
         return s, Code.LEASE_ENDED
-    return replace(s, lease=None, stage="queued"), None
+    deadline_ms = s.deadline_ms if e.deadline_ms is None else e.deadline_ms
+    return replace(s, lease=None, stage="queued", deadline_ms=deadline_ms), None
 
 
 def _progressed(s: WorkState, e: ev.WorkProgressed) -> Folded:
@@ -209,8 +214,38 @@ def _residency(s: DeploymentState, e: ev.ResidencyChanged) -> Folded:
         return s, reason
     held = s.residencies.get(e.node_id)
     seen = max(int(e.generation), held.generation_seen if held else 0)
-    residency = Residency(e.state, e.generation, e.work_id, e.cause, e.at_ms, seen)
-    return replace(s, residencies={**s.residencies, e.node_id: residency}), None
+    was = held.state if held else "absent"
+    kept = held.reserved if held and e.state in _HOLDING_MEMORY else None
+    residency = Residency(
+        e.state, e.generation, e.work_id, e.cause, e.at_ms, seen,
+        before=was if e.state == "unloading" else "absent", reserved=e.reserved or kept,
+    )  # fmt: skip
+    after = replace(s, residencies={**s.residencies, e.node_id: residency})
+    if circuits.is_crash(was, e.state, e.code) and e.code is not None:
+        return _with_circuit(after, e.node_id, circuits.ended(s.circuits.get(e.node_id), e.at_ms, e.code)), None
+    return after, None
+
+
+def _with_circuit(s: DeploymentState, node_id: str, circuit: Circuit) -> DeploymentState:
+    return replace(s, circuits={**s.circuits, node_id: circuit})
+
+
+def _circuit_opened(s: DeploymentState, e: ev.CircuitOpened) -> Folded:
+    reason = fence_circuit(s, e.node_id)
+    if reason is not None:
+        return s, reason
+    known = s.circuits.get(e.node_id) or Circuit()
+    circuit = replace(known, openings=e.openings, until_ms=e.until_ms, cause=e.cause, message=e.message)
+    return _with_circuit(s, e.node_id, circuit), None
+
+
+def _circuit_closed(s: DeploymentState, e: ev.CircuitClosed) -> Folded:
+    known = s.circuits.get(e.node_id)
+    reason = fence_circuit(s, e.node_id)
+    if reason is not None or known is None or known.until_ms is None:
+        return s, reason or Code.CONFLICT
+    closed = Circuit() if e.by == "person" else replace(known, until_ms=None, closed_at_ms=e.at_ms)
+    return _with_circuit(s, e.node_id, closed), None
 
 
 _BEGIN: dict[type[ev.Event], Callable[[Any], State]] = {
@@ -240,6 +275,8 @@ _STEP: dict[type[ev.Event], tuple[tuple[type[State], ...], Callable[[Any, Any], 
     ev.ApprovalRevoked: ((CandidateState,), _approval_revoked),
     ev.DeploymentRetired: ((DeploymentState,), _retired),
     ev.ResidencyChanged: ((DeploymentState,), _residency),
+    ev.CircuitOpened: ((DeploymentState,), _circuit_opened),
+    ev.CircuitClosed: ((DeploymentState,), _circuit_closed),
 }
 if set(_BEGIN) | set(_STEP) != set(ev.TOPICS.values()):
     raise RuntimeError("every topic needs a meaning in domain.fold")

@@ -3,11 +3,13 @@
 One load at a time: who asks while a load is running gets that load's work id, and who asks for what
 already holds gets an accepted reply with no work. A transition in progress is ended only by its owner.
 A load waits until every drain and unload of what was there before has ended, because those name the
-deployment and would reach what the load brings.
+deployment and would reach what the load brings. What ended by itself too often is not loaded for a while
+(`domain.circuits`).
 """
 
 from __future__ import annotations
 
+from domain import circuits
 from domain.gates import node_refused, request_work
 from domain.outcomes import Accepted, Outcome, Recorded, Rejected
 from domain.states import CandidateState, DeploymentState, NodeState, stream_of
@@ -79,6 +81,9 @@ def _load_refused(deployment: DeploymentState, node_id: str, world: World) -> Re
     node = world.get(NodeState, "node", node_id)
     if node is None or node.fingerprint != deployment.fingerprint:
         return Rejected(Code.ENVIRONMENT_CHANGED, f"node {node_id} no longer runs what the candidate was probed on")
+    looping = circuits.load_refused(deployment, node_id, world.now_ms)
+    if looping is not None:
+        return looping
     for verb in ("drain", "unload"):
         earlier = world.fleet.open_job(deployment.deployment_id, node_id, verb)
         if earlier is not None:

@@ -3,7 +3,10 @@
 A grant goes to the node's current generation, for the next attempt, with a token that is told once and
 kept as its SHA-256. Time is the control plane's. Work whose lease ends early is offered again where that
 is safe (looking, probing, loading) until ATTEMPTS_MAX; draining, unloading and health of a process that
-is gone are not repeated, they fail.
+is gone are not repeated, they fail. Each time work is queued it may wait for `queue_ms`.
+
+Work that needs device memory is granted only with a reservation of it (`domain.admission`). Where that cannot
+be, the claim is answered with the refusal and the work has failed: asking again would not make room.
 """
 
 from __future__ import annotations
@@ -14,13 +17,15 @@ from typing import Any
 
 import msgspec
 
+from domain.admission import admit
 from domain.fencing import fence_work
 from domain.outcomes import Accepted, Outcome, Recorded, Rejected
-from domain.states import ArtifactState, NodeState, ProfileState, WorkState, stream_of
+from domain.states import ArtifactState, DeploymentState, NodeState, ProfileState, WorkState, stream_of
 from domain.world import World
 from schemas.artifacts import FileEntry
 from schemas.codes import Code
 from schemas.commands import CancelWork, ClaimLease, ExpireLease, PassDeadline, ReleaseLease, RenewLease
+from schemas.devices import Reservation
 from schemas.events import (
     CancelRequested,
     LeaseEnded,
@@ -49,17 +54,21 @@ def claim(command: ClaimLease, world: World) -> Outcome:
     order = _order(work, world)
     if isinstance(order, Rejected):
         return order
+    stamp = world.stamp(command)
+    reserved = admit(work, command.devices, world)
+    if isinstance(reserved, Rejected):
+        result = {"work_id": work.work_id, "refused": str(reserved.code), "message": reserved.message}
+        return Accepted(fail(work, reserved.code, reserved.message, stamp), result)
     token = world.ids.secret()
     until_ms = world.now_ms + world.limits.lease_ms
     deadline_ms = world.now_ms + run_limit_ms(work.kind, order["profile"])
     attempt = work.attempt + 1
     events: list[Recorded] = []
-    stamp = world.stamp(command)
     if work.lease is not None:  # the same worker asks again: its first grant got lost on the way
-        events.append(_ended(work, Code.LEASE_ENDED, "claimed again by its holder", again=True, stamp=stamp))
+        events.append(_ended(work, Code.LEASE_ENDED, "claimed again by its holder", world, stamp, again=True))
     granted = LeaseGranted(
         work_id=work.work_id, node_id=node.node_id, generation=node.generation, attempt=attempt,
-        token_sha256=hash_token(token), until_ms=until_ms, deadline_ms=deadline_ms, **stamp,
+        token_sha256=hash_token(token), until_ms=until_ms, deadline_ms=deadline_ms, reserved=reserved, **stamp,
     )  # fmt: skip
     events.append(Recorded(stream_of("work", work.work_id), granted))
     full = WorkOrder(
@@ -96,7 +105,7 @@ def release(command: ReleaseLease, world: World) -> Outcome:
     if refused is not None or work is None:
         return refused or Rejected(Code.UNKNOWN_STREAM, f"there is no work {command.work_id}")
     detail = command.reason or "given back by its holder"
-    return Accepted(end_hold(work, Code.LEASE_ENDED, detail, world.stamp(command)))
+    return Accepted(end_hold(work, Code.LEASE_ENDED, detail, world, world.stamp(command)))
 
 
 def expire(command: ExpireLease, world: World) -> Outcome:
@@ -106,7 +115,7 @@ def expire(command: ExpireLease, world: World) -> Outcome:
     if world.now_ms <= work.lease.until_ms:
         return Accepted()
     late_ms = world.now_ms - work.lease.until_ms
-    return Accepted(end_hold(work, Code.LEASE_EXPIRED, f"not renewed, {late_ms} ms over", world.stamp(command)))
+    return Accepted(end_hold(work, Code.LEASE_EXPIRED, f"not renewed, {late_ms} ms over", world, world.stamp(command)))
 
 
 def pass_deadline(command: PassDeadline, world: World) -> Outcome:
@@ -130,8 +139,9 @@ def cancel(command: CancelWork, world: World) -> Outcome:
         event = CancelRequested(work_id=work.work_id, reason=command.reason, **stamp)
         return Accepted([] if work.cancel_requested else [Recorded(stream, event)], result)
     cancelled = WorkCancelled(work_id=work.work_id, generation=work.generation, attempt=work.attempt, **stamp)
-    events = [Recorded(stream, cancelled), *residency_after_cancel(work, stamp)]
-    return Accepted(events, result)
+    if work.kind == "unload":  # nobody has begun: what was to be unloaded is as it was
+        return Accepted([Recorded(stream, cancelled), *_residency_restored(work, world, stamp)], result)
+    return Accepted([Recorded(stream, cancelled), *residency_after_cancel(work, stamp)], result)
 
 
 def hash_token(token: str) -> str:
@@ -154,17 +164,17 @@ def run_limit_ms(kind: str, profile: RuntimeProfile | None) -> int:
 # --- what ends a hold ---------------------------------------------------------------------------------------
 
 
-def end_hold(work: WorkState, cause: Code, detail: str, stamp: dict[str, Any]) -> list[Recorded]:
+def end_hold(work: WorkState, cause: Code, detail: str, world: World, stamp: dict[str, Any]) -> list[Recorded]:
     """The lease is over without a result: offer the work again where that is safe, else let it fail."""
     again = work.kind in REPEATABLE and work.attempt < ATTEMPTS_MAX and not work.cancel_requested
-    events = [_ended(work, cause, detail, again=again, stamp=stamp)]
+    events = [_ended(work, cause, detail, world, stamp, again=again)]
     if again:
         return events
     if work.cancel_requested:
         cancelled = WorkCancelled(work_id=work.work_id, generation=work.generation, attempt=work.attempt, **stamp)
         return [*events, Recorded(stream_of("work", work.work_id), cancelled), *residency_after_cancel(work, stamp)]
     code = Code.WORK_ATTEMPTS_EXHAUSTED if work.kind in REPEATABLE else cause
-    return [*events, *fail(work, code, f"attempt {work.attempt}: {detail}", stamp)]
+    return [*events, *fail(work, code, f"attempt {work.attempt}: {cause}: {detail}", stamp)]
 
 
 def fail(work: WorkState, code: Code, message: str, stamp: dict[str, Any]) -> list[Recorded]:
@@ -181,7 +191,7 @@ def residency_after_failure(work: WorkState, code: Code, message: str, stamp: di
         return []
     if work.kind == "unload" and code is Code.NOT_RESIDENT:  # the worker's word that there is nothing to unload
         return [residency(work, "absent", "0", "the worker does not hold it", stamp)]
-    return [residency(work, "failed", work.generation, f"{code}: {message}"[:500], stamp)]
+    return [residency(work, "failed", work.generation, f"{code}: {message}"[:500], stamp, code=code)]
 
 
 def residency_after_cancel(work: WorkState, stamp: dict[str, Any]) -> list[Recorded]:
@@ -192,22 +202,40 @@ def residency_after_cancel(work: WorkState, stamp: dict[str, Any]) -> list[Recor
     return []
 
 
-def residency(work: WorkState, state: Any, generation: str, cause: str, stamp: dict[str, Any]) -> Recorded:
+def _residency_restored(work: WorkState, world: World, stamp: dict[str, Any]) -> list[Recorded]:
+    """Back to the state that an unload began from, where it still stands at that unload."""
+    deployment = world.get(DeploymentState, "deployment", work.deployment_id or "")
+    held = deployment.residencies.get(work.node_id) if deployment is not None else None
+    if held is None or held.work_id != work.work_id:
+        return []
+    return [residency(work, held.before, held.generation, "unload cancelled before it began", stamp)]
+
+
+def residency(
+    work: WorkState,
+    state: Any,
+    generation: str,
+    cause: str,
+    stamp: dict[str, Any],
+    *,
+    code: Code | None = None,
+    reserved: Reservation | None = None,
+) -> Recorded:
     if not isinstance(work.spec, JobSpec):
         raise TypeError(f"work {work.work_id} of kind {work.kind} belongs to no deployment")
     event = ResidencyChanged(
         deployment_id=work.spec.deployment_id, node_id=work.node_id, state=state, generation=generation,
-        work_id=work.work_id, cause=cause, **stamp,
+        work_id=work.work_id, cause=cause, code=code, reserved=reserved, **stamp,
     )  # fmt: skip
     return Recorded(stream_of("deployment", work.spec.deployment_id), event)
 
 
-def _ended(work: WorkState, cause: Code, detail: str, *, again: bool, stamp: dict[str, Any]) -> Recorded:
+def _ended(work: WorkState, cause: Code, detail: str, world: World, stamp: dict[str, Any], *, again: bool) -> Recorded:
     if work.lease is None:
         raise ValueError(f"work {work.work_id} has no lease to end")
     event = LeaseEnded(
         work_id=work.work_id, generation=work.lease.generation, attempt=work.lease.attempt, cause=cause,
-        detail=detail, again=again, **stamp,
+        detail=detail, again=again, deadline_ms=world.now_ms + world.limits.queue_ms if again else None, **stamp,
     )  # fmt: skip
     return Recorded(stream_of("work", work.work_id), event)
 

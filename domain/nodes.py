@@ -123,7 +123,7 @@ def _drop_holds(node: NodeState, detail: str, world: World, stamp: dict[str, Any
     for open_work in world.fleet.work_of(node.node_id):
         work = _loaded(open_work, world)
         if work.lease is not None:
-            events += end_hold(work, Code.WORKER_LOST, detail, stamp)
+            events += end_hold(work, Code.WORKER_LOST, detail, world, stamp)
         elif work.kind not in REPEATABLE:
             events += fail(work, Code.WORKER_LOST, detail, stamp)
         if work.kind in ("load", "unload") and work.deployment_id:

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from schemas.artifacts import FileEntry
 from schemas.codes import Code
+from schemas.devices import Reservation
 from schemas.environments import RuntimeEnvironment
 from schemas.evidence import Statement
 from schemas.profiles import RuntimeProfile
@@ -60,7 +61,10 @@ class Lease(Struct, frozen=True, gc=False):
 
 
 class WorkState(Struct, frozen=True, gc=False):
-    """A work item. At most one lease; `attempt` counts grants; final stages are never left."""
+    """A work item. At most one lease; `attempt` counts grants; final stages are never left.
+
+    `reserved` is what the newest grant reserved; it is held for as long as that lease is.
+    """
 
     work_id: str
     node_id: str
@@ -79,6 +83,7 @@ class WorkState(Struct, frozen=True, gc=False):
     evidence_sha256: str | None = None
     rejected_evidence: int = 0
     ended_at_ms: int | None = None
+    reserved: Reservation | None = None
 
     @property
     def ended(self) -> bool:
@@ -104,7 +109,11 @@ class CandidateState(Struct, frozen=True, gc=False):
 
 
 class Residency(Struct, frozen=True, gc=False):
-    """The log's word on one deployment on one node. `generation_seen` only grows: older ones are fenced."""
+    """The log's word on one deployment on one node. `generation_seen` only grows: older ones are fenced.
+
+    `before` is the state that a running unload began from, to which a cancelled one goes back. `reserved` is
+    device memory, held for as long as a process may hold it.
+    """
 
     state: str
     generation: str
@@ -112,6 +121,30 @@ class Residency(Struct, frozen=True, gc=False):
     cause: str
     changed_at_ms: int
     generation_seen: int
+    before: str = "absent"
+    reserved: Reservation | None = None
+
+
+class End(Struct, frozen=True, gc=False):
+    """One end that nobody asked for: a resident that died, or a load that failed."""
+
+    at_ms: int
+    code: Code
+
+
+class Circuit(Struct, frozen=True, gc=False):
+    """How often a deployment ended by itself on one node, and whether loads are refused for that.
+
+    Closed while `until_ms` is None, open until that time, then half open: the next load decides. `ends` is
+    bounded; `openings` counts in a row, until one closing has lasted (see `domain.circuits`).
+    """
+
+    ends: list[End] = field(default_factory=list)  # the newest last
+    openings: int = 0
+    until_ms: int | None = None
+    closed_at_ms: int = 0
+    cause: Code | None = None
+    message: str = ""
 
 
 class DeploymentState(Struct, frozen=True, gc=False):
@@ -127,6 +160,7 @@ class DeploymentState(Struct, frozen=True, gc=False):
     created_at_ms: int
     retired: bool = False
     residencies: dict[str, Residency] = field(default_factory=dict)  # by node
+    circuits: dict[str, Circuit] = field(default_factory=dict)  # by node; none where nothing ended by itself
 
     def residency(self, node_id: str) -> str:
         held = self.residencies.get(node_id)

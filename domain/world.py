@@ -34,7 +34,7 @@ class Ids(Protocol):
 
 
 class Limits(Protocol):
-    """Terms the control plane grants, in milliseconds."""
+    """Terms the control plane grants, in milliseconds, and what it keeps free."""
 
     @property
     def lease_ms(self) -> int:
@@ -50,7 +50,11 @@ class Limits(Protocol):
 
     @property
     def queue_ms(self) -> int:
-        """How long work may wait for its first claim."""
+        """How long work may wait for a claim, each time it is queued."""
+
+    @property
+    def device_reserve_bytes(self) -> int:
+        """What is left free on every device, whatever is asked for."""
 
 
 class World:

@@ -54,14 +54,21 @@ def project(before: State | None, after: State, position: int, rows: Rows) -> No
 
 
 def _residencies(before: State | None, after: DeploymentState, position: int, rows: Rows) -> None:
-    known = before.residencies if isinstance(before, DeploymentState) else {}
+    known = before if isinstance(before, DeploymentState) else None
     for node_id, held in after.residencies.items():
-        if known.get(node_id) is held:
+        circuit = after.circuits.get(node_id)
+        same = known is not None and known.residencies.get(node_id) is held
+        if same and known is not None and known.circuits.get(node_id) is circuit:
             continue
+        is_open = circuit is not None and circuit.until_ms is not None
         ident = f"{after.deployment_id}.{node_id}"
         rows["residency", ident] = ResidencyRow(
             id=ident, position=position, deployment_id=after.deployment_id, node_id=node_id, state=held.state,
             generation=held.generation, work_id=held.work_id, cause=held.cause, changed_at_ms=held.changed_at_ms,
+            circuit_until_ms=circuit.until_ms if circuit is not None else None,
+            circuit_cause=circuit.message if circuit is not None and is_open else None,
+            circuit_openings=circuit.openings if circuit is not None and is_open else None,
+            reserved_bytes=held.reserved.needed_bytes if held.reserved is not None else None,
         )  # fmt: skip
 
 

@@ -104,7 +104,11 @@ class DeploymentRow(Row, frozen=True, kw_only=True):
 
 
 class ResidencyRow(Row, frozen=True, kw_only=True):
-    """`id` is `<deployment id>.<node id>`."""
+    """`id` is `<deployment id>.<node id>`.
+
+    The circuit's columns are None while it is closed. Before `circuit_until_ms` loads are refused with
+    RUNTIME_CRASH_LOOP because of `circuit_cause`; after it, one load may try. `reserved_bytes` is device memory.
+    """
 
     deployment_id: str
     node_id: str
@@ -113,6 +117,10 @@ class ResidencyRow(Row, frozen=True, kw_only=True):
     work_id: str
     cause: str
     changed_at_ms: int
+    circuit_until_ms: int | None = None
+    circuit_cause: str | None = None
+    circuit_openings: int | None = None
+    reserved_bytes: int | None = None
 
 
 TABLES: dict[str, type[Row]] = {

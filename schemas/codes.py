@@ -72,6 +72,8 @@ class Code(StrEnum):
     HEALTH_FAILED = "HEALTH_FAILED"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     CHILD_DIED = "CHILD_DIED"
+    RUNTIME_CRASH_LOOP = "RUNTIME_CRASH_LOOP"
+    DEVICE_MEMORY_SHORT = "DEVICE_MEMORY_SHORT"
     OFFLINE_NOT_PROVEN = "OFFLINE_NOT_PROVEN"
     RECLAIM_INCOMPLETE = "RECLAIM_INCOMPLETE"
 
@@ -134,6 +136,8 @@ ADVICE: dict[Code, str] = {
     Code.HEALTH_FAILED: "The model loaded but did not answer soundly. Look at the detail before using it.",
     Code.OUT_OF_MEMORY: "Free memory on the node, choose a smaller dtype or model, or another node.",
     Code.CHILD_DIED: "The process with the model ended by itself. The detail says how.",
+    Code.RUNTIME_CRASH_LOOP: "It ended by itself too often. Find the cause, then wait or run `tenure circuit close`.",
+    Code.DEVICE_MEMORY_SHORT: "Unload something on that device, or choose a smaller dtype or model, or another node.",
     Code.OFFLINE_NOT_PROVEN: "This kernel cannot prove isolation. Use one with Landlock, or allow it in the profile.",
     Code.RECLAIM_INCOMPLETE: "Memory was not given back. Look at the node's processes before loading again.",
 }

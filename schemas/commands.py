@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from schemas.artifacts import FileEntry
+from schemas.devices import DEVICES_MAX, DeviceReading
 from schemas.environments import RuntimeEnvironment
 from schemas.evidence import SignedEvidence
 from schemas.live import InventoryEntry
@@ -106,6 +107,13 @@ class RequestJob(Command, frozen=True, kw_only=True):
     verb: Literal["load", "health", "drain", "unload"]
 
 
+class CloseCircuit(Command, frozen=True, kw_only=True):
+    """Let a deployment be loaded again on a node where it ended by itself too often, and forget those ends."""
+
+    deployment_id: Token
+    node_id: Token
+
+
 class EnrolNode(Command, frozen=True, kw_only=True):
     """Make a node known. `credential_sha256` is the SHA-256 (hex) of the secret its worker will show."""
 
@@ -146,9 +154,16 @@ class LeaveWorker(Command, frozen=True, kw_only=True):
 
 
 class ClaimLease(Command, frozen=True, kw_only=True):
+    """Ask for the lease of one work item.
+
+    `devices` is what the worker measured just before. Work that needs device memory is granted on this only: where
+    it is not enough, the work has failed, and the accepted reply says `refused` and why in place of a WorkOrder.
+    """
+
     work_id: Token
     node_id: Token
     generation: Generation
+    devices: Annotated[list[DeviceReading], Meta(max_length=DEVICES_MAX)] = []
 
 
 class RenewLease(Command, frozen=True, kw_only=True):
@@ -213,5 +228,6 @@ BY_SUBJECT: dict[str, type[Command]] = {
     "lease.claim": ClaimLease,
     "lease.renew": RenewLease,
     "lease.release": ReleaseLease,
+    "circuit.close": CloseCircuit,
 }
 RPC_ONLY = frozenset({"worker.register", "worker.leave", "lease.claim", "lease.renew", "lease.release"})

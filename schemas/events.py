@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from schemas.artifacts import FileEntry
 from schemas.codes import Code
+from schemas.devices import Reservation
 from schemas.environments import RuntimeEnvironment
 from schemas.evidence import SignedEvidence, Statement
 from schemas.live import InventoryEntry
@@ -103,6 +104,8 @@ class WorkRequested(Event, frozen=True, kw_only=True):
 
 
 class LeaseGranted(Event, frozen=True, kw_only=True):
+    """`reserved` is the device memory that is kept for this work while it is leased, with the numbers it rests on."""
+
     work_id: Token
     node_id: Token
     generation: Generation
@@ -110,6 +113,7 @@ class LeaseGranted(Event, frozen=True, kw_only=True):
     token_sha256: Digest
     until_ms: Milliseconds
     deadline_ms: Milliseconds
+    reserved: Reservation | None = None
 
 
 class LeaseRenewed(Event, frozen=True, kw_only=True):
@@ -122,7 +126,7 @@ class LeaseRenewed(Event, frozen=True, kw_only=True):
 class LeaseEnded(Event, frozen=True, kw_only=True):
     """The lease is over without a result: released, expired, revoked by a newer generation, or the node lost.
 
-    `again` tells whether the work is queued for another attempt.
+    `again` tells whether the work is queued for another attempt, `deadline_ms` until when it may wait for that.
     """
 
     work_id: Token
@@ -131,6 +135,7 @@ class LeaseEnded(Event, frozen=True, kw_only=True):
     cause: Code
     detail: str
     again: bool
+    deadline_ms: Milliseconds | None = None
 
 
 class WorkProgressed(Event, frozen=True, kw_only=True):
@@ -235,7 +240,8 @@ class ResidencyChanged(Event, frozen=True, kw_only=True):
     """What the log knows of one deployment on one node. `work_id` owns the transition.
 
     `generation` is the worker that holds it, "0" where none does. `signed` is there where a worker's word that
-    its child died caused the change; otherwise the work item's own events hold the evidence.
+    its child died caused the change; otherwise the work item's own events hold the evidence. `code` says why a
+    load or unload failed, or why the child ended unasked. `reserved` is the device memory that a resident keeps.
     """
 
     deployment_id: Token
@@ -245,6 +251,32 @@ class ResidencyChanged(Event, frozen=True, kw_only=True):
     work_id: Token
     cause: str
     signed: SignedEvidence | None = None
+    code: Code | None = None
+    reserved: Reservation | None = None
+
+
+class CircuitOpened(Event, frozen=True, kw_only=True):
+    """The deployment ended by itself too often on this node: no load there before `until_ms`.
+
+    `cause` is the last end's code, `message` how it was told. `ends` counts the ends that led to this, `openings`
+    how often the circuit opened in a row, which is what doubles the time.
+    """
+
+    deployment_id: Token
+    node_id: Token
+    cause: Code
+    message: str
+    ends: int
+    openings: int
+    until_ms: Milliseconds
+
+
+class CircuitClosed(Event, frozen=True, kw_only=True):
+    """Loads are taken again: a load after the time had passed succeeded, or a person closed it."""
+
+    deployment_id: Token
+    node_id: Token
+    by: Literal["load", "person"]
 
 
 TOPICS: dict[str, type[Event]] = {
@@ -272,6 +304,8 @@ TOPICS: dict[str, type[Event]] = {
     "deployment.created.v1": DeploymentCreated,
     "deployment.retired.v1": DeploymentRetired,
     "residency.changed.v1": ResidencyChanged,
+    "circuit.opened.v1": CircuitOpened,
+    "circuit.closed.v1": CircuitClosed,
 }
 TOPIC_OF: dict[type[Event], str] = {struct: topic for topic, struct in TOPICS.items()}
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from schemas.canonical import digest_of
+from schemas.devices import DEVICES_MAX, DeviceReading
 from schemas.tokens import UNCONFIRMED_EVIDENCE_MAX, Digest, Generation, Milliseconds, Token
 from schemas.work import Offer
 
@@ -34,13 +35,17 @@ def inventory_digest(entries: Sequence[InventoryEntry]) -> str:
 
 
 class Beat(Struct, frozen=True, forbid_unknown_fields=True):
-    """On `tenure.beat.v1.<node>`, as a request. `unconfirmed` lists evidence ids still kept by the worker."""
+    """On `tenure.beat.v1.<node>`, as a request. `unconfirmed` lists evidence ids still kept by the worker.
+
+    `devices` is what it measured of its devices' memory, empty where there are none.
+    """
 
     node_id: Token
     generation: Generation
     boot_id: Token
     inventory_digest: Digest
     unconfirmed: Annotated[list[Token], Meta(max_length=UNCONFIRMED_EVIDENCE_MAX)]
+    devices: Annotated[list[DeviceReading], Meta(max_length=DEVICES_MAX)] = []
 
 
 class BeatReply(Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+DEVICE_RESERVE_BYTES_DEFAULT = 512 * 1024 * 1024
 ENDPOINTS_FILE = Path("run") / "endpoints.json"
 
 
@@ -24,7 +25,9 @@ def _default_data_dir() -> Path:
 
 class Settings(BaseSettings):
     """Durations in milliseconds. `session_ms` is the term of a worker session, `lease_ms` of a work lease,
-    `leader_ms` of the active control plane. `instance` names a control plane: give each of several another one.
+    `leader_ms` of the active control plane. `device_reserve_bytes` is what admission leaves free on every device of
+    every node (the driver's context and what a model takes beyond its probe). `instance` names a control plane:
+    give each of several another one.
     """
 
     model_config = SettingsConfigDict(env_prefix="TENURE_", extra="ignore")
@@ -42,6 +45,7 @@ class Settings(BaseSettings):
     leader_ms: int = Field(default=4_000, ge=500, le=60_000)
     instance: str = Field(default_factory=socket.gethostname)
     beat_ms: int = Field(default=1_000, ge=100, le=60_000)
+    device_reserve_bytes: int = Field(default=DEVICE_RESERVE_BYTES_DEFAULT, ge=0, le=2**53 - 1)
     log_level: str = "info"
     log_json: bool = False
 

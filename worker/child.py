@@ -37,12 +37,13 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFF
 
 
 class Exit(Struct, frozen=True):
-    """How the process ended. `asked` is True where the worker wanted it to."""
+    """How the process with this pid ended. `asked` is True where the worker wanted it to."""
 
     exit_code: int  # negative: the signal that ended it
     asked: bool
     out_of_memory: str = ""
     output_tail: str = ""
+    pid: int = 0
 
     @property
     def code(self) -> Code:
@@ -55,7 +56,8 @@ class Exit(Struct, frozen=True):
         else:
             how = f"ended with exit code {self.exit_code}"
         why = f"; {self.out_of_memory}" if self.out_of_memory else ""
-        return f"the model process {how}{why}"
+        who = f"the model process {self.pid}" if self.pid else "the model process"
+        return f"{who} {how}{why}"
 
 
 def _signal_name(number: int) -> str:
@@ -155,7 +157,13 @@ class ModelProcess:
             self._tail += chunk
             del self._tail[:-OUTPUT_TAIL_BYTES_MAX]
         exit_code = await self._process.wait()
-        ended = Exit(exit_code, self._asked, self._memory_verdict(exit_code), self._tail.decode(errors="replace"))
+        ended = Exit(
+            exit_code,
+            self._asked,
+            self._memory_verdict(exit_code),
+            self._tail.decode(errors="replace"),
+            self.identity.pid,
+        )
         self.exited.set_result(ended)
         while self._open:
             waiting = self._open.popleft()

@@ -25,13 +25,14 @@ from schemas.tokens import OPEN_WORK_PER_NODE_MAX
 from schemas.work import Offer, WorkKind
 from worker.cancellation import end_tasks
 from worker.control import Control
-from worker.leases import Lease, Lost, claim
+from worker.leases import Lease, Lost, Measure, claim, nothing_measured
 from worker.loading import OnStage, ProgressStage
 from worker.outbox import Outbox
 from worker.work import Workplace, execute
 
 SLOTS_HEAVY = 2
 HEAVY: frozenset[WorkKind] = frozenset({"verify", "assess", "probe", "load"})
+ON_DEVICE: frozenset[WorkKind] = frozenset({"probe", "load"})  # may need device memory: measured before the claim
 FINISHED_MAX = 1_024
 CLOSE_SECONDS_MAX = 10.0
 MESSAGE_CHARACTERS_MAX = 4_000
@@ -56,12 +57,21 @@ class _InHand(Struct, eq=False):
 class Dispatcher:
     """The work in hand of one generation. `on_fenced` is called when a newer generation is known to exist."""
 
-    def __init__(self, control: Control, outbox: Outbox, place: Workplace, node_id: str, generation: str) -> None:
+    def __init__(
+        self,
+        control: Control,
+        outbox: Outbox,
+        place: Workplace,
+        node_id: str,
+        generation: str,
+        measure: Measure = nothing_measured,
+    ) -> None:
         self._control = control
         self._outbox = outbox
         self._place = place
         self._node_id = node_id
         self._generation = generation
+        self._measure = measure
         self._in_hand: dict[str, _InHand] = {}
         self._finished: OrderedDict[str, int] = OrderedDict()
         self._slots = asyncio.Semaphore(SLOTS_HEAVY)
@@ -125,7 +135,8 @@ class Dispatcher:
             self._slots.release()
 
     async def _claim_and_run(self, held: _InHand) -> None:
-        lease = await claim(self._control, held.offer.work_id, self._node_id, self._generation)
+        measure = self._measure if held.offer.kind in ON_DEVICE else nothing_measured
+        lease = await claim(self._control, held.offer.work_id, self._node_id, self._generation, measure)
         if isinstance(lease, Lost):
             self._note_refused_claim(held, lease)
             return
@@ -149,7 +160,7 @@ class Dispatcher:
         _log.info("claim_refused", work_id=held.offer.work_id, code=lost.code, reason=lost.message)
         if lost.code == Code.GENERATION_FENCED:
             self.fenced.set()
-        if lost.code in {Code.WORK_ENDED, Code.WORK_NOT_YOURS, Code.UNKNOWN_STREAM}:
+        if lost.code in {Code.DEVICE_MEMORY_SHORT, Code.WORK_ENDED, Code.WORK_NOT_YOURS, Code.UNKNOWN_STREAM}:
             self._remember(held.offer.work_id, held.attempt)
 
     def _note_lost(self, held: _InHand, lost: Lost) -> None:

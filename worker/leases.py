@@ -12,13 +12,14 @@ the control plane, or at its local end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from msgspec import Struct
 
 from schemas.codes import Code
 from schemas.commands import ClaimLease, ReleaseLease, RenewLease
+from schemas.devices import DeviceReading
 from schemas.replies import Reply
 from schemas.work import WorkOrder
 from worker.clock import local_ms
@@ -128,27 +129,40 @@ class Lease:
             return
 
 
-async def claim(control: Control, work_id: str, node_id: str, generation: str) -> Lease | Lost:
-    """Ask for the lease of one work item.
+Measure = Callable[[], Awaitable[list[DeviceReading]]]
+
+
+async def nothing_measured() -> list[DeviceReading]:
+    """For work that needs no device."""
+    return []
+
+
+async def claim(
+    control: Control, work_id: str, node_id: str, generation: str, measure: Measure = nothing_measured
+) -> Lease | Lost:
+    """Ask for the lease of one work item, telling what devices have free at that moment.
 
     A token is told once, so after a lost answer the claim is made anew, as a new command: the control plane
     ends what it may have granted before, to the same generation, and grants again.
     """
     answer: Lease | Lost = Lost(Code.UNAVAILABLE, "not asked")
     for _ in range(CLAIM_TRIES_MAX):
-        answer = await _claim_once(control, work_id, node_id, generation)
+        answer = await _claim_once(control, work_id, node_id, generation, await measure())
         if isinstance(answer, Lease) or answer.code != Code.UNAVAILABLE:
             break
     return answer
 
 
-async def _claim_once(control: Control, work_id: str, node_id: str, generation: str) -> Lease | Lost:
+async def _claim_once(
+    control: Control, work_id: str, node_id: str, generation: str, devices: list[DeviceReading]
+) -> Lease | Lost:
     command = ClaimLease(
         command_id=new_command_id(),
         actor=f"worker:{node_id}",
         work_id=work_id,
         node_id=node_id,
         generation=generation,
+        devices=devices,
     )
     sent_ms = local_ms()
     try:
@@ -157,8 +171,20 @@ async def _claim_once(control: Control, work_id: str, node_id: str, generation: 
         return Lost(Code.UNAVAILABLE, str(error))
     if reply.outcome == "rejected":
         return Lost(reply.code or Code.INTERNAL_ERROR, reply.message)
+    refused = _not_admitted(reply)
+    if refused is not None:
+        return refused
     try:
         order = msgspec.convert(reply.result, WorkOrder)
     except msgspec.ValidationError as error:
         return Lost(Code.INTERNAL_ERROR, f"the granted order can't be read: {error}")
     return Lease(order, sent_ms, local_ms(), control, node_id)
+
+
+def _not_admitted(reply: Reply) -> Lost | None:
+    """The refusal in an accepted reply: the claim took effect, by ending work that does not fit."""
+    code = reply.result.get("refused")
+    if code is None:
+        return None
+    known = Code(code) if code in Code.__members__ else Code.INTERNAL_ERROR
+    return Lost(known, str(reply.result.get("message", "")))

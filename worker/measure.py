@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from schemas.evidence import Memory, Reading
 from schemas.profiles import RuntimeProfile
+from worker.accelerator import attribute
 from worker.processes import Identity, is_alive
 
 SAMPLE_SECONDS = 0.1
@@ -103,10 +104,9 @@ def _attribute(used: int, by_pid: dict[int, int | None], own: set[int]) -> Devic
     total = Reading(bytes=used)
     if own and not own & by_pid.keys():
         return DeviceUse(total, Reading(unavailable="NVML does not list this worker's processes by their pids here"))
-    mine = [by_pid[pid] for pid in own if pid in by_pid]
-    if any(held is None for held in mine):
+    own_bytes = attribute(by_pid, own)
+    if own_bytes is None:
         return DeviceUse(total, Reading(unavailable="NVML tells no memory per process here"))
-    own_bytes = sum(held for held in mine if held is not None)
     return DeviceUse(total, Reading(bytes=max(used - own_bytes, 0)), own_bytes)
 
 

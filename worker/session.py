@@ -17,10 +17,12 @@ from msgspec import Struct
 from nats.aio.client import Client
 
 from schemas.codes import Code
+from schemas.devices import DeviceReading
 from schemas.environments import RuntimeEnvironment
 from schemas.evidence import ResidentLost
 from schemas.live import Beat, BeatReply, LiveAnswer, inventory_digest
 from schemas.subjects import HEADER_MSG_ID
+from worker.accelerator import NoAccelerator, accelerator_of
 from worker.cancellation import end_tasks
 from worker.clock import local_ms
 from worker.control import Control, Unreachable
@@ -35,6 +37,7 @@ from worker.settings import WorkerSettings
 from worker.work import Workplace
 
 BEAT_TIMEOUT_MS_MAX = 5_000.0
+MEASURE_SECONDS_MAX = 1.0
 PUBLISH_SECONDS_MAX = 5.0
 WATCH_MS_MAX = 500.0
 CONFIRM_SECONDS_MAX = 5.0  # how long a stopping worker waits for its last evidence to be committed
@@ -79,7 +82,11 @@ class Session:
         self._outbox = Outbox(settings.node_id, self.generation, key, self._publish)
         self.residents = Residents(self.generation, environment, self._on_lost)
         place = Workplace(str(settings.artifact_root), settings.state, decoys.targets, environment, self.residents)
-        self._dispatcher = Dispatcher(control, self._outbox, place, settings.node_id, self.generation)
+        self._accelerator = accelerator_of(environment)
+        self._reading: asyncio.Future[list[DeviceReading]] | None = None
+        self._dispatcher = Dispatcher(
+            control, self._outbox, place, settings.node_id, self.generation, self._device_readings
+        )
         self._offers = OfferReader(client, settings.node_id, self._dispatcher.offer)
         self._server = Server(client, settings.node_id, self.residents, self.is_valid)
         self._ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
@@ -122,6 +129,7 @@ class Session:
         """One heartbeat and what its reply says."""
         if not self.is_valid():
             return
+        devices = await self._device_readings()
         sent_ms = local_ms()
         beat = Beat(
             node_id=self._settings.node_id,
@@ -129,6 +137,7 @@ class Session:
             boot_id=self._boot_id,
             inventory_digest=inventory_digest(self.residents.inventory()),
             unconfirmed=self._outbox.unconfirmed(),
+            devices=devices,
         )
         timeout_ms = min(max(self._beat_ms, self._session_ms / 4), BEAT_TIMEOUT_MS_MAX)
         try:
@@ -137,6 +146,20 @@ class Session:
             _log.debug("beat_unanswered", error=str(error))
             return
         await self._take(reply, sent_ms)
+
+    async def _device_readings(self) -> list[DeviceReading]:
+        """Measured now, in a thread of which there is one at most; a beat must not wait long on a driver that hangs."""
+        if isinstance(self._accelerator, NoAccelerator):
+            return []
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(asyncio.to_thread(self._accelerator.read))
+        reading = self._reading
+        done, _ = await asyncio.wait([reading], timeout=MEASURE_SECONDS_MAX)
+        error = reading.exception() if done else TimeoutError(f"no answer within {MEASURE_SECONDS_MAX} s")
+        if error is not None:  # nothing told means that nothing is admitted; it must not end the session
+            _log.warning("devices_not_measured", error=repr(error))
+            return []
+        return reading.result()
 
     async def _take(self, reply: BeatReply, sent_ms: float) -> None:
         await self._outbox.confirm(reply.confirmed)

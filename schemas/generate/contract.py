@@ -263,6 +263,8 @@ EVENT_STREAMS: dict[str, tuple[tuple[str, str], ...]] = {
     "deployment.created.v1": _DEPLOYMENT,
     "deployment.retired.v1": _DEPLOYMENT,
     "residency.changed.v1": _DEPLOYMENT,
+    "circuit.opened.v1": _DEPLOYMENT,
+    "circuit.closed.v1": _DEPLOYMENT,
 }
 
 # What proves the sender of a command that not just any client may send.
@@ -302,9 +304,15 @@ RESULTS: dict[str, dict[str, str]] = {
         "lease_ms": "the term of a work lease",
     },
     "worker.leave": {},
-    "lease.claim": {"work_id": "the work", "attempt": "the attempt that this lease is for"},
+    "lease.claim": {
+        "work_id": "the work",
+        "attempt": "the attempt that this lease is for",
+        "refused": "the code with which the work has failed, where no lease could be granted",
+        "message": "why, with `refused`",
+    },
     "lease.renew": {"until_ms": "the new end on the control plane's clock", "lease_ms": "the term"},
     "lease.release": {},
+    "circuit.close": {"deployment_id": "the deployment", "node_id": "the node"},
 }
 
 # Tables that can be queried, and what one row is.

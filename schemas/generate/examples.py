@@ -95,6 +95,7 @@ def _bodies() -> dict[str, dict[str, Any]]:
         "lease.claim": {"work_id": LOAD_ID, "node_id": NODE, "generation": GENERATION},
         "lease.renew": {"work_id": LOAD_ID, "generation": GENERATION, "attempt": 1, "token": LEASE_TOKEN},
         "lease.release": {"work_id": LOAD_ID, "generation": GENERATION, "attempt": 1, "token": LEASE_TOKEN},
+        "circuit.close": {"deployment_id": DEPLOYMENT_ID, "node_id": NODE},
     }
 
 

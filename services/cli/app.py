@@ -15,7 +15,7 @@ from services.cli.look import audit, events, node, work
 from services.cli.look.ps import ps_command
 from services.cli.prove import artifact, candidate, probe, profile
 from services.cli.prove.assess import assess_command
-from services.cli.serve import deployment
+from services.cli.serve import circuit, deployment
 from services.cli.serve.invoke import invoke_command
 from services.cli.up import up_command
 
@@ -75,6 +75,7 @@ app.add_typer(probe.app, name="probe", rich_help_panel=PROVE)
 app.add_typer(candidate.app, name="candidate", rich_help_panel=PROVE)
 app.command("approve", rich_help_panel=PROVE)(candidate.approve_command)
 deployment.register(app, SERVE)
+app.add_typer(circuit.app, name="circuit", rich_help_panel=SERVE)
 app.command("invoke", rich_help_panel=SERVE)(invoke_command)
 app.command("ps", rich_help_panel=LOOK)(ps_command)
 app.add_typer(node.app, name="node", rich_help_panel=LOOK)

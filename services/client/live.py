@@ -32,7 +32,8 @@ LiveState = Literal["loaded", "loading", "draining", "unloading", "absent", "mis
 class Holding(Struct, frozen=True, kw_only=True):
     """One deployment on one node. Fields after `log_changed_at_ms` are None unless the worker said them now.
 
-    `silent_ms` is how long ago the log recorded that the session ended, None while it counts as alive.
+    `silent_ms` is how long ago the log recorded that the session ended, None while it counts as alive. The
+    circuit's fields are the log's, None while loads are taken as usual.
     """
 
     deployment_id: str
@@ -53,6 +54,8 @@ class Holding(Struct, frozen=True, kw_only=True):
     process_bytes: int | None = None
     invocations: int | None = None
     in_flight: int | None = None
+    circuit_until_ms: int | None = None
+    circuit_cause: str | None = None
 
 
 def holding(
@@ -86,6 +89,8 @@ def holding(
         process_bytes=resident.process_bytes if resident else None,
         invocations=resident.invocations if resident else None,
         in_flight=resident.in_flight if resident else None,
+        circuit_until_ms=residency.circuit_until_ms if residency else None,
+        circuit_cause=residency.circuit_cause if residency else None,
     )
 
 

@@ -30,7 +30,10 @@ async def control(settings: Settings, stop: asyncio.Event) -> int:
         raise ValueError("TENURE_POSTGRES_DSN is not set and no embedded server is running")
     eventlog = PostgresLog(settings.postgres_dsn)
     nc = await connect(settings, "tenure-control")
-    terms = Terms(settings.lease_ms, settings.session_ms, settings.beat_ms, leader_ms=settings.leader_ms)
+    terms = Terms(
+        settings.lease_ms, settings.session_ms, settings.beat_ms, leader_ms=settings.leader_ms,
+        device_reserve_bytes=settings.device_reserve_bytes,
+    )  # fmt: skip
     plane = ControlPlane(eventlog, nc, SystemClock(), RandomIds(), terms, settings.instance)
 
     async def serve() -> None:

@@ -26,6 +26,7 @@ from services.control.offers import Announcer
 from services.control.sessions import Sessions
 from services.control.writer import Submission, Writer
 from services.eventlog.port import EventLog
+from services.settings import DEVICE_RESERVE_BYTES_DEFAULT
 from worker.cancellation import end_tasks
 
 TICK_S = 0.25
@@ -34,13 +35,14 @@ log = structlog.get_logger()
 
 
 class Terms(NamedTuple):
-    """See `services.settings`; `queue_ms` is how long work may wait for its first claim."""
+    """See `services.settings`; `queue_ms` is how long work may wait for a claim, each time it is queued."""
 
     lease_ms: int
     session_ms: int
     beat_ms: int
     queue_ms: int = 600_000
     leader_ms: int = 4_000
+    device_reserve_bytes: int = DEVICE_RESERVE_BYTES_DEFAULT
 
 
 class ControlPlane:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from domain.fleet import Fleet
 from domain.world import Ids, Limits
 from schemas.commands import Command, ExpireLease, LoseSession, PassDeadline
+from schemas.devices import DeviceReading
 from schemas.live import Beat, BeatReply
 from schemas.work import Offer
 from services.clock import Clock
@@ -24,6 +25,7 @@ class Term(NamedTuple):
     generation: str
     renewed_ms: int
     inventory_digest: str
+    devices: list[DeviceReading]
 
 
 class Sessions:
@@ -40,13 +42,18 @@ class Sessions:
         alive = node is not None and node.enabled and node.session == "alive" and node.generation == beat.generation
         if not alive:
             return BeatReply(True, self._limits.session_ms, self._limits.beat_ms, confirmed, [], [])
-        self._terms[beat.node_id] = Term(beat.generation, self._clock.now_ms(), beat.inventory_digest)
+        self._terms[beat.node_id] = Term(beat.generation, self._clock.now_ms(), beat.inventory_digest, beat.devices)
         work = self._fleet.work_of(beat.node_id)
         offers = [
             Offer(item.work_id, item.node_id, item.kind, item.attempt + 1) for item in work if item.lease is None
         ][:OFFERS_PER_BEAT_MAX]
         cancelled = [item.work_id for item in work if item.lease is not None and item.cancel_requested]
         return BeatReply(False, self._limits.session_ms, self._limits.beat_ms, confirmed, offers, cancelled)
+
+    def devices(self, node_id: str) -> list[DeviceReading]:
+        """What the node's worker measured with its last beat. Only to look at: admission uses the claim's own."""
+        term = self._terms.get(node_id)
+        return term.devices if term is not None else []
 
     def due(self) -> list[Command]:
         """Commands for what has run out: sessions, leases, deadlines."""
@@ -57,7 +64,7 @@ class Sessions:
         for node in self._fleet.alive.values():
             term = self._terms.get(node.node_id)
             if term is None or term.generation != node.generation:
-                self._terms[node.node_id] = term = Term(node.generation, now_ms, "")
+                self._terms[node.node_id] = term = Term(node.generation, now_ms, "", [])
             silent_ms = now_ms - term.renewed_ms
             if silent_ms > self._limits.session_ms:
                 commands.append(

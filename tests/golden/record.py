@@ -5,6 +5,8 @@ renewed and one expired, a worker that takes over, late evidence, a probe that f
 a drain and an unload, a cancelled job, a child that dies. Clock and ids are counted and keys follow from the
 generation, so recording again gives the same bytes unless the rules or the events have changed.
 
+What is told now is the newest history: v2 goes on from v1 with device memory, a crash loop and a cancelled unload.
+
 Never record over a history that has been released: a change of events needs a new history beside it, and
 the old ones must go on folding to the states they always had.
 """
@@ -16,24 +18,29 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Struct
 
+from domain.circuits import BACKOFF_MS_MIN, ENDS_MAX
 from domain.states import CandidateState, State
 from schemas import commands as c
 from schemas import evidence as se
 from schemas.canonical import digest_of
 from schemas.codes import Code
+from schemas.devices import DeviceReading
 from schemas.events import TOPIC_OF, decode_event, encode_event
 from schemas.work import ProbeSpec
 from tests.unit.domain import statements as says
-from tests.unit.domain.story import Line, Story
+from tests.unit.domain.story import PROFILE, Line, Story
 
 FOLDER = Path(__file__).parent
-HISTORY = FOLDER / "main_job_v1.jsonl"
-DIGEST = FOLDER / "main_job_v1.sha256"
+HISTORIES = ("main_job_v1", "main_job_v2")
+NEWEST = HISTORIES[-1]
+# Fields that states have gained since a history was recorded: its states are those without them.
+GAINED: dict[str, frozenset[str]] = {"main_job_v1": frozenset({"reserved", "circuits", "before"})}
 
 
 class Recorded(Struct, frozen=True):
@@ -79,6 +86,7 @@ def tell() -> Story:
     again = story.work_for(c.RequestProbe, assessment_id=spec.assessment_id, profile_id=spec.profile_id)
     story.finish(again, msgspec.structs.replace(says.probed(story.fingerprint()), offline=says.offline(proven=False)))
     serve(story, probe_id)
+    place(story)
     return story
 
 
@@ -109,6 +117,30 @@ def serve(story: Story, probe_id: str) -> None:
     story.accept(c.EnableNode, node_id="n1")
 
 
+def place(story: Story) -> None:
+    """Since v2: device memory reserved, short and given back, a crash loop, and an unload that was not begun."""
+    story.start_worker()
+    story.devices = [DeviceReading(0, 80_000, 10_000, 0, 10_000)]
+    probe_id = story.probe(msgspec.structs.replace(PROFILE, device="cuda"))
+    story.finish(probe_id, says.probed(story.fingerprint(), memory=says.on_device(30_000, 500, 40_500)))
+    candidate = story.get(CandidateState, f"candidate-{probe_id}")
+    story.approve(candidate)
+    deployment_id, other_id = story.deploy(candidate, "on-device"), story.deploy(candidate, "beside")
+    for _ in range(ENDS_MAX):
+        story.finish(story.job(deployment_id, "load"), says.failed(Code.OUT_OF_MEMORY, "CUDA out of memory"))
+        story.wait(1_000)
+    story.wait(BACKOFF_MS_MIN)
+    story.finish(story.job(deployment_id, "load"), says.failed(Code.CHILD_DIED, "was ended by SIGSEGV"))
+    story.wait(2 * BACKOFF_MS_MIN)
+    story.load(deployment_id)
+    story.ask_for(story.job(other_id, "load"))  # there is no room for both
+    story.accept(c.CancelWork, work_id=story.job(deployment_id, "unload"), reason="kept after all")
+    story.finish(story.job(deployment_id, "unload"), says.unloaded())
+    for _ in range(ENDS_MAX):
+        story.finish(story.job(other_id, "load"), says.failed(Code.LOAD_TIMEOUT, "in step `start`"))
+    story.accept(c.CloseCircuit, deployment_id=other_id, node_id="n1")
+
+
 def recorded(lines: Sequence[Line]) -> list[Recorded]:
     return [
         Recorded(
@@ -128,15 +160,31 @@ def written(history: Sequence[Recorded]) -> str:
     return "".join(msgspec.json.encode(line).decode() + "\n" for line in history)
 
 
-def states_digest(states: dict[str, State]) -> str:
-    return digest_of({stream: [type(state).__name__, state] for stream, state in states.items()})
+def states_digest(states: dict[str, State], without: frozenset[str] = frozenset()) -> str:
+    """Of all states, leaving out the fields `without` at whatever depth."""
+    plain = {stream: [type(state).__name__, msgspec.to_builtins(state)] for stream, state in states.items()}
+    return digest_of(_left(plain, without))
+
+
+def _left(value: Any, without: frozenset[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _left(item, without) for key, item in value.items() if key not in without}
+    return [_left(item, without) for item in value] if isinstance(value, list) else value
+
+
+def history_file(name: str) -> Path:
+    return FOLDER / f"{name}.jsonl"
+
+
+def digest_file(name: str) -> Path:
+    return FOLDER / f"{name}.sha256"
 
 
 def main() -> int:
     story = tell()
-    HISTORY.write_text(written(recorded(story.lines)))
+    history_file(NEWEST).write_text(written(recorded(story.lines)))
     states = {stream: state for stream, state in story.world.states.items() if state is not None}
-    DIGEST.write_text(states_digest(states) + "\n")
+    digest_file(NEWEST).write_text(states_digest(states) + "\n")
     sys.stdout.write(f"{len(story.lines)} events, {len(states)} streams\n")
     return 0
 

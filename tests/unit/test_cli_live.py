@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import json, structs
 
 from projections.rows import NodeRow, ResidencyRow
 from schemas.live import LiveAnswer
-from services.cli.look.ps import cells, holdings, why
+from schemas.replies import Reply
+from services.cli.look.ps import cells, circuit_word, holdings, why
+from services.cli.serve.circuit import close
 from services.client import Client
 from services.client.live import Holding, holding
 from tests.fake_wire import FakeWire, deployment, entry, live_answer, node, residency
@@ -106,3 +109,27 @@ async def test_ps_leaves_retired_deployments_out_unless_asked() -> None:
     client = Client(wire, "test")
     assert [each.name for each in await holdings(client)] == ["search"]
     assert [each.name for each in await holdings(client, retired=True)] == ["old", "search"]
+
+
+def test_ps_says_why_nothing_is_loaded_and_until_when() -> None:
+    assert circuit_word(61_000, "CHILD_DIED: signal 9", 1_000) == (
+        "RUNTIME_CRASH_LOOP: CHILD_DIED: signal 9; no load for 1m 0s"
+    )
+    assert circuit_word(1_000, "CHILD_DIED: signal 9", 1_000).endswith("; one load may try")
+    row = structs.replace(residency("failed"), circuit_until_ms=1_000, circuit_cause="CHILD_DIED: signal 9")
+    word = why(held(live_answer(), log=row))
+    assert word is not None
+    assert word.startswith("RUNTIME_CRASH_LOOP: CHILD_DIED: signal 9")
+    assert why(held(live_answer(entry()), log=row)) is None
+
+
+async def test_closing_a_circuit_asks_for_it_and_tells_the_residency() -> None:
+    wire = FakeWire()
+    wire.put(node(), deployment(), residency("failed"))
+    wire.answers["tenure.rpc.v1.circuit.close"] = lambda payload: json.encode(
+        Reply("accepted", json.decode(payload)["command_id"], position=1)
+    )
+    row = await close(Client(wire, "test"), deployment(), "local")
+    assert (row.state, row.circuit_until_ms) == ("failed", None)
+    sent = json.decode(next(payload for subject, payload in wire.sent if subject.endswith("circuit.close")))
+    assert (sent["deployment_id"], sent["node_id"]) == (deployment().id, "local")

@@ -45,6 +45,7 @@ class Terms:
     session_ms = 10_000
     beat_ms = 1_000
     queue_ms = 60_000
+    device_reserve_bytes = 0
 
 
 class Plane:
@@ -125,6 +126,10 @@ def plane() -> Plane:
     profile_id = plane.send("profile.create", assessment_id=assessment_id, profile=examples.PROFILE)["profile_id"]
     candidate_id = plane.send("probe.request", assessment_id=assessment_id, profile_id=profile_id)["work_id"]
     plane.work(candidate_id, says["probe"])
+    on_device = msgspec.structs.replace(examples.PROFILE, device="cuda")  # of which no claim here tells a reading
+    profile_id = plane.send("profile.create", assessment_id=assessment_id, profile=on_device)["profile_id"]
+    unmeasured = plane.send("probe.request", assessment_id=assessment_id, profile_id=profile_id)["work_id"]
+    plane.send("lease.claim", work_id=unmeasured, node_id=node, generation="1")
     candidate = plane.world.states[f"candidate-{candidate_id}"]
     named = {"candidate_id": candidate_id, "candidate_digest": candidate.digest}  # type: ignore[union-attr]
     plane.send("approval.grant", **named)
@@ -140,6 +145,7 @@ def plane() -> Plane:
     plane.send("lease.renew", **held)
     plane.send("lease.release", **held)
     plane.send("work.cancel", work_id=load_id)
+    plane.send("circuit.close", **job)
     plane.send("deployment.retire", deployment_id=deployment_id)
     plane.send("approval.revoke", candidate_id=candidate_id)
     plane.send("worker.leave", node_id=node, generation="1", credential=examples.CREDENTIAL)

@@ -9,6 +9,7 @@ import asyncio
 import time
 
 from projections.rows import DeploymentRow, NodeRow, ResidencyRow
+from schemas.codes import Code
 from schemas.live import LiveAnswer
 from services.cli import options
 from services.cli.context import Context, run
@@ -60,11 +61,19 @@ def why(held: Holding) -> str | None:
     """Said where the state is not simply what the log says, too."""
     if held.state == "loaded":
         return None
+    if held.circuit_until_ms is not None:
+        return circuit_word(held.circuit_until_ms, held.circuit_cause, int(time.time() * 1_000))
     if held.state != "unknown":
         return held.reason if held.log_state != held.state else None
     if held.silent_ms is not None:
         return f"{held.reason}; session {held.session} for {span(held.silent_ms)}"
     return f"{held.reason}; session {held.session}"
+
+
+def circuit_word(until_ms: int, cause: str | None, now_ms: int) -> str:
+    """Why loads are refused, and until when; or that the next one decides."""
+    when = f"no load for {span(until_ms - now_ms)}" if until_ms > now_ms else "one load may try"
+    return f"{Code.RUNTIME_CRASH_LOOP}: {cause}; {when}"
 
 
 def ps_command(

@@ -7,6 +7,7 @@ import pytest
 from domain.outcomes import Accepted
 from schemas import commands as c
 from schemas.commands import Command
+from schemas.devices import DeviceReading
 from schemas.live import Beat, BeatReply
 from schemas.work import Offer
 from services.clock import RandomIds
@@ -141,3 +142,14 @@ def test_work_nobody_claims_is_given_up(desk: Desk) -> None:
         desk.beat()
     assert desk.carry_out() == [c.PassDeadline]
     assert desk.story.work(work_id).stage == "failed"
+
+
+def test_readings_of_the_last_beat_can_be_looked_at_and_are_no_events(desk: Desk) -> None:
+    before = len(desk.story.lines)
+    readings = [DeviceReading(0, 80_000, 10_000, 0, 10_000)]
+    desk.sessions.beat(Beat("n1", "1", "boot", "a" * 64, [], readings), [])
+    assert desk.sessions.devices("n1") == readings
+    assert desk.sessions.devices("n2") == []
+    desk.sessions.beat(Beat("n1", "0", "boot", "a" * 64, [], []), [])  # fenced: not its word
+    assert desk.sessions.devices("n1") == readings
+    assert len(desk.story.lines) == before

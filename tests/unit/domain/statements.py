@@ -20,6 +20,18 @@ def health(**wrong: Any) -> se.Health:
     return replace(sound, **wrong)
 
 
+def on_device(allocator: int | None, before: int | None, loaded: int | None) -> se.Memory:
+    """Memory of a load on a device, in bytes; None where it could not be measured."""
+
+    def reading(size: int | None) -> se.Reading:
+        return se.Reading(unavailable="NVML: not supported") if size is None else se.Reading(size)
+
+    return replace(
+        memory(), allocator_loaded=reading(allocator), device_used_before=reading(before),
+        device_used_loaded=reading(loaded),
+    )  # fmt: skip
+
+
 def memory(*, reclaim_complete: bool = True) -> se.Memory:
     cpu_only = se.Reading(unavailable="no device")
     return se.Memory(

@@ -24,6 +24,7 @@ from domain.world import NotLoaded, World
 from schemas import commands as c
 from schemas import evidence as se
 from schemas.artifacts import FileEntry
+from schemas.devices import DeviceReading
 from schemas.environments import Device, RuntimeEnvironment
 from schemas.events import Event
 from schemas.evidence import Evidence, SignedEvidence
@@ -45,6 +46,7 @@ class Terms(NamedTuple):
     session_ms: int = 10_000
     beat_ms: int = 1_000
     queue_ms: int = 600_000
+    device_reserve_bytes: int = 1_000
 
 
 class CountedIds:
@@ -88,6 +90,7 @@ class Story:
         self.world.now_ms = 1_000_000
         self.lines: list[Line] = []
         self.orders: dict[str, WorkOrder] = {}
+        self.devices: list[DeviceReading] = []  # what every claim says that it measured
         self.commands = 0
         self.numbers = 0
         self._sign, self._public_key = sign, public_key
@@ -148,10 +151,15 @@ class Story:
         return upcoming
 
     def claim(self, work_id: str, node_id: str = "n1") -> WorkOrder:
-        accepted = self.accept(c.ClaimLease, work_id=work_id, node_id=node_id, generation=self.node(node_id).generation)
+        accepted = self.ask_for(work_id, node_id)
         order = msgspec.convert(accepted.secret, WorkOrder)
         self.orders[work_id] = order
         return order
+
+    def ask_for(self, work_id: str, node_id: str = "n1") -> Accepted:
+        """A claim that need not be granted."""
+        generation = self.node(node_id).generation
+        return self.accept(c.ClaimLease, work_id=work_id, node_id=node_id, generation=generation, devices=self.devices)
 
     def say(self, work_id: str, statement: se.Statement, *, signature_valid: bool = True, **fields: Any) -> Accepted:
         """The holder's signed word about its work, under the lease it last claimed."""

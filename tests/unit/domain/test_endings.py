@@ -7,6 +7,7 @@ import pytest
 from schemas import commands as c
 from schemas import evidence as se
 from schemas.codes import Code
+from schemas.tokens import ATTEMPTS_MAX
 from tests.unit.domain import statements as says
 from tests.unit.domain.story import Story
 
@@ -75,6 +76,57 @@ def test_work_nobody_claimed_fails_when_the_queue_limit_has_passed(story: Story)
     story.wait(1)
     story.accept(c.PassDeadline, work_id=work_id)
     assert (story.work(work_id).stage, story.work(work_id).code) == ("failed", Code.WORK_DEADLINE)
+
+
+def test_each_time_in_the_queue_has_its_own_limit(story: Story) -> None:
+    """A lease that ended late leaves time for another claim; attempts stay bounded."""
+    work_id = story.probe()
+    story.wait(story.world.limits.queue_ms)
+    for attempt in range(1, ATTEMPTS_MAX):
+        order = story.claim(work_id)
+        story.wait(order.lease_ms + 1)
+        story.accept(c.ExpireLease, work_id=work_id, attempt=attempt)
+        assert story.work(work_id).deadline_ms == story.world.now_ms + story.world.limits.queue_ms
+        story.wait(story.world.limits.queue_ms)
+        story.accept(c.PassDeadline, work_id=work_id)
+        assert story.work(work_id).stage == "queued"
+    story.wait(1)
+    story.accept(c.PassDeadline, work_id=work_id)
+    assert story.work(work_id).code is Code.WORK_DEADLINE
+
+
+@pytest.mark.parametrize("before", ["resident", "draining", "failed"])
+def test_an_unload_cancelled_before_it_began_leaves_things_as_they_were(story: Story, before: str) -> None:
+    deployment_id = story.resident()
+    if before == "draining":
+        story.finish(story.job(deployment_id, "drain"), says.drained())
+    if before == "failed":
+        story.finish(story.job(deployment_id, "unload"), says.failed())
+    unload = story.job(deployment_id, "unload")
+    assert story.residency(deployment_id) == "unloading"
+    cancel(story, unload)
+    assert story.residency(deployment_id) == before
+    story.finish(story.job(deployment_id, "unload"), says.unloaded())
+    assert story.residency(deployment_id) == "absent"
+
+
+def test_an_unload_cancelled_while_it_runs_has_failed(story: Story) -> None:
+    """Nobody knows how far it came; it is to be unloaded again."""
+    deployment_id = story.resident()
+    unload = story.job(deployment_id, "unload")
+    story.claim(unload)
+    cancel(story, unload)
+    story.say(unload, se.WorkCancelled("unloading"))
+    assert story.residency(deployment_id) == "failed"
+
+
+def test_a_resident_that_was_not_unloaded_after_all_serves_and_can_die(story: Story) -> None:
+    deployment_id = story.resident()
+    load_id = list(story.orders)[-1]
+    cancel(story, story.job(deployment_id, "unload"))
+    story.finish(story.job(deployment_id, "health"), se.HealthChecked(says.health(), 1))
+    story.say(load_id, se.ResidentLost(deployment_id=deployment_id, code=Code.CHILD_DIED, message="signal 9"))
+    assert story.residency(deployment_id) == "lost"
 
 
 def test_leased_work_has_its_profiles_time_and_not_more(story: Story) -> None:

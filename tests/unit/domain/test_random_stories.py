@@ -20,6 +20,7 @@ from domain.states import CandidateState, DeploymentState, NodeState, State, Wor
 from schemas import commands as c
 from schemas import evidence as se
 from schemas.codes import Code
+from schemas.devices import DeviceReading
 from schemas.events import EvidenceRejected
 from schemas.work import WorkOrder
 from tests.unit.domain import statements as says
@@ -28,6 +29,7 @@ from tests.unit.domain.story import ADAPTER, CREDENTIAL, PROFILE, TASK, Story, a
 
 STORIES, STEPS = 50 * int(os.environ.get("TENURE_STORIES", "1")), 70
 NODES = ("n1", "n2")
+CODES = (Code.LOAD_FAILED, Code.OUT_OF_MEMORY, Code.CHILD_DIED, Code.ARTIFACT_DIGEST_MISMATCH)
 pick = st.integers(0, 2**16)
 nodes = st.sampled_from(NODES)
 seldom = st.sampled_from([False, False, False, True])
@@ -39,11 +41,12 @@ class RandomStory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.story = Story()
+        self.story.devices = [DeviceReading(0, 200_000, 0, 0, 0)]
         self.given: list[WorkOrder] = []  # every order ever given out, ended ones too
 
     # --- beginnings, so that late states are reached often ----------------------------------------------------
 
-    @initialize(begin=st.sampled_from(["resident", "deployed", "resident", "candidate", "nothing"]))
+    @initialize(begin=st.sampled_from(["resident", "deployed", "on a device", "on a device", "candidate", "nothing"]))
     def begin(self, begin: str) -> None:
         story = self.story
         match begin:
@@ -53,6 +56,14 @@ class RandomStory(RuleBasedStateMachine):
                 story.deployment()
             case "resident":
                 story.resident()
+            case "on a device":
+                probe = story.probe(replace(PROFILE, device="cuda"))
+                memory = says.on_device(None, 0, 60_000)
+                story.finish(probe, says.probed(story.fingerprint(), memory=memory))
+                candidate = story.get(CandidateState, f"candidate-{probe}")
+                story.approve(candidate)
+                story.load(story.deploy(candidate))
+                story.deploy(candidate, "one")
         self.given.extend(story.orders.values())
 
     # --- nodes and workers ------------------------------------------------------------------------------------
@@ -89,12 +100,12 @@ class RandomStory(RuleBasedStateMachine):
         artifact_id = self.story.register_artifact()
         self.story.do(c.RequestAssessment, artifact_id=artifact_id, node_id=node, adapter=ADAPTER, task=TASK)
 
-    @rule(number=pick, proof=st.booleans())
-    def probe(self, number: int, proof: bool) -> None:
+    @rule(number=pick, proof=st.booleans(), device=st.sampled_from(["cpu", "cuda", "cuda"]))
+    def probe(self, number: int, proof: bool, device: Any) -> None:
         work = self._one(WorkState, number)
         if work is None:
             return
-        profile = replace(PROFILE, require_offline_proof=proof)
+        profile = replace(PROFILE, require_offline_proof=proof, device=device)
         made = self.story.do(c.CreateProfile, assessment_id=work.work_id, profile=profile)
         if isinstance(made, Accepted):
             self.story.do(c.RequestProbe, assessment_id=work.work_id, profile_id=made.result["profile_id"])
@@ -139,8 +150,12 @@ class RandomStory(RuleBasedStateMachine):
     def claim(self, work: WorkState, back: int, node: str | None) -> None:
         node = node or work.node_id
         generation = str(max(0, int(self._generation(node)) - back))
-        outcome = self.story.do(c.ClaimLease, work_id=work.work_id, node_id=node, generation=generation)
-        if isinstance(outcome, Accepted):
+        outcome = self.story.do(
+            c.ClaimLease, work_id=work.work_id, node_id=node, generation=generation, devices=self.story.devices
+        )
+        if isinstance(outcome, Accepted) and "refused" in outcome.result:
+            assert self.story.work(work.work_id).code is Code.DEVICE_MEMORY_SHORT
+        elif isinstance(outcome, Accepted):
             assert back == 0 or self._generation(node) == generation == "0", "an older generation was granted a lease"
             self.given.append(_order(outcome))
 
@@ -153,6 +168,18 @@ class RandomStory(RuleBasedStateMachine):
                 token=order.token if right else "guess",
             )  # fmt: skip
             assert right or not isinstance(outcome, Accepted)
+
+    @rule(used=st.integers(0, 150_000), own=st.sampled_from([None, 0, 1]))
+    def measure(self, used: int, own: int | None) -> None:
+        """What workers measure from now on: used by others, by themselves, or nobody can tell by whom."""
+        own_bytes = None if own is None else own * used
+        self.story.devices = [DeviceReading(0, 200_000, used, own_bytes)]
+
+    @rule(number=pick, node=nodes)
+    def close_circuit(self, number: int, node: str) -> None:
+        deployment = self._one(DeploymentState, number)
+        if deployment is not None and number % 5 == 0:
+            self.story.do(c.CloseCircuit, deployment_id=deployment.deployment_id, node_id=node)
 
     @rule(number=pick)
     def cancel(self, number: int) -> None:
@@ -169,6 +196,19 @@ class RandomStory(RuleBasedStateMachine):
         self.claim(work, 0, None)
         if self.given and self.given[-1].work_id == work.work_id:
             self._speak(self.given[-1], self._statement(self.given[-1], kind, number, sound), True)
+
+    @rule(number=pick, node=nodes, kind=st.sampled_from(["right", "failed", "failed"]), times=st.integers(1, 4))
+    def load_off(self, number: int, node: str, kind: str, times: int) -> None:
+        """The same deployment loaded again and again, as somebody does who doesn't look at the codes."""
+        deployment = self._one(DeploymentState, number)
+        for _ in range(times if deployment is not None else 0):
+            asked = self.story.do(c.RequestJob, deployment_id=deployment.deployment_id, node_id=node, verb="load")
+            work_id = asked.result.get("work_id") if isinstance(asked, Accepted) else None
+            if work_id is None:
+                return
+            self.claim(self.story.work(work_id), 0, None)
+            if self.given and self.given[-1].work_id == work_id:
+                self._speak(self.given[-1], self._statement(self.given[-1], kind, number % 3, True), True)
 
     # --- evidence ---------------------------------------------------------------------------------------------
 
@@ -204,15 +244,18 @@ class RandomStory(RuleBasedStateMachine):
         right: dict[str, se.Statement] = {
             "verify": says.verified(2 if sound else 1),
             "assess": says.assessed(fingerprint, compatible=sound),
-            "probe": replace(says.probed(fingerprint), offline=says.offline(proven=sound)),
+            "probe": replace(
+                says.probed(fingerprint), offline=says.offline(proven=sound), memory=says.on_device(None, 0, 60_000)
+            ),
             "load": replace(says.loaded(fingerprint), health=says.health(model=sound)),
             "health": se.HealthChecked(says.health(model=sound), 1),
             "drain": says.drained(0 if sound else 3),
             "unload": says.unloaded(reclaim_complete=sound),
         }
         stages = ("preparing", "loading", "healthchecking", "ready", "unloading")
+        failed = says.failed(CODES[number % len(CODES)])
         others: dict[str, se.Statement] = {
-            "right": right[order.kind], "progress": se.Progress(stages[number % 5]), "failed": says.failed(),
+            "right": right[order.kind], "progress": se.Progress(stages[number % 5]), "failed": failed,
             "cancelled": se.WorkCancelled("loading"), "other": sorted(right.items())[number % 7][1],
         }  # fmt: skip
         return others[kind]

@@ -125,6 +125,7 @@ def test_a_residency_that_cannot_follow(story: Story) -> None:
     changes_nothing(story, stream, moved("loading", "2", node_id="n2"), Code.RESIDENCY_CONFLICT)
     unload_id = story.job(deployment_id, "unload")
     changes_nothing(story, stream, moved("absent", "2"), Code.EVIDENCE_MISPLACED)
+    changes_nothing(story, stream, moved("draining", "2", unload_id), Code.RESIDENCY_CONFLICT)
     story.finish(unload_id, says.unloaded())
     story.accept(c.RetireDeployment, deployment_id=deployment_id)
     changes_nothing(story, stream, moved("loading", "2"), Code.RESIDENCY_CONFLICT)

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from domain.circuits import BACKOFF_MS_MIN, ENDS_MAX
 from domain.fold import fold
 from domain.states import State
 from projections.project import Rows, project
-from projections.rows import TABLES, Row
+from projections.rows import TABLES, ResidencyRow, Row
 from schemas import commands as c
 from schemas import evidence as se
 from schemas.artifacts import manifest_digest
@@ -18,6 +19,11 @@ from schemas.codes import Code
 from schemas.profiles import profile_digest
 from tests.unit.domain import statements as says
 from tests.unit.domain.story import FILES, PROFILE, Line, Story
+
+EMPTY = ResidencyRow(
+    id="d.n1", position=0, deployment_id="d", node_id="n1", state="absent", generation="0", work_id="", cause="",
+    changed_at_ms=0,
+)  # fmt: skip
 
 
 def projected(lines: list[Line], rows: Rows | None = None) -> Rows:
@@ -151,6 +157,22 @@ def test_a_deployment_and_its_residency(story: Story) -> None:
     assert plain(rows["deployment", deployment_id])["retired"]
     assert plain(rows["residency", f"{deployment_id}.n1"])["state"] == "absent"
     assert plain(rows["residency", f"{deployment_id}.n1"])["position"] == len(story.lines) - 1
+
+
+def test_a_circuit_is_seen_with_its_residency_and_goes_with_it(story: Story) -> None:
+    deployment_id = story.deployment()
+    key = ("residency", f"{deployment_id}.n1")
+    for _ in range(ENDS_MAX):
+        assert plain(projected(story.lines).get(key) or EMPTY)["circuit_until_ms"] is None
+        story.finish(story.job(deployment_id, "load"), says.failed(Code.OUT_OF_MEMORY, "short"))
+    row = plain(projected(story.lines)[key])
+    assert row["circuit_until_ms"] == story.world.now_ms + BACKOFF_MS_MIN
+    assert (row["circuit_cause"], row["circuit_openings"]) == ("OUT_OF_MEMORY: short", 1)
+    assert (row["state"], row["position"]) == ("failed", len(story.lines))
+    story.accept(c.CloseCircuit, deployment_id=deployment_id, node_id="n1")
+    row = plain(projected(story.lines)[key])
+    assert (row["circuit_until_ms"], row["circuit_cause"], row["circuit_openings"]) == (None, None, None)
+    assert row["position"] == len(story.lines)
 
 
 def test_the_last_row_of_a_batch_wins_whatever_the_batches(story: Story) -> None:

@@ -103,6 +103,9 @@ def test_exit_tells_how() -> None:
     assert Exit(-9, False).code == "CHILD_DIED"
     assert Exit(-9, False, "the kernel counted 1 kills for memory meanwhile").code == "OUT_OF_MEMORY"
     assert "exit code 3" in Exit(3, False).message
+    assert Exit(-11, False, pid=4_243).message == "the model process 4243 was ended by SIGSEGV"
+    assert Exit(-9, False, "counted", pid=7).message == "the model process 7 was ended by SIGKILL; counted"
+    assert Exit(-200, False).message == "the model process was ended by signal 200"
     kills = oom_kills()
     assert kills is None or kills >= 0
 
