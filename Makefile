@@ -7,11 +7,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
+SEEDS ?= 2000
 CONSTRAINTS := .ci/constraints.txt
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test check lint types imports reference unit integration chaos containers e2e bench clean help
+.PHONY: demo test check lint types imports reference unit integration sim chaos containers e2e bench clean help
 
 help: ## what can be done here
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,7 +30,7 @@ demo: $(INSTALLED) ## the main job end to end on this machine: files, proof, app
 test: $(INSTALLED) ## unit, contract, integration and end-to-end tests
 	$(PYTEST) tests/unit tests/golden tests/contract tests/integration tests/e2e
 
-check: lint types imports reference test chaos containers ## everything CI runs
+check: lint types imports reference test sim chaos containers ## everything CI runs
 
 lint: $(INSTALLED) ## ruff, rules and format
 	$(BIN)/ruff check .
@@ -52,6 +53,10 @@ integration: $(INSTALLED) ## the tests on embedded servers
 
 e2e: $(INSTALLED) ## the command line, as a user runs it
 	$(PYTEST) tests/e2e
+
+sim: $(INSTALLED) ## simulated stories, SEEDS of them, and the mutations they must notice
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(PYTEST) tests/simulation/test_mutations.py
 
 chaos: $(INSTALLED) ## kill real processes under load
 	$(PYTEST) tests/chaos

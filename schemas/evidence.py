@@ -28,8 +28,8 @@ class Memory(Struct, frozen=True, forbid_unknown_fields=True):
     """Memory around one load, by instrument.
 
     `process_*` is the child's PSS (its proportional share of resident pages): before weights, at its highest
-    seen sample, with the model loaded, and 0 after exit. `allocator_*` is the ML runtime's own device count. `device_*` is the
-    whole device as the driver tells it. `reclaimed` is what the child held and no longer does.
+    seen sample, with the model loaded, and 0 after exit. `allocator_*` is the ML runtime's own device count.
+    `device_*` is the whole device as the driver tells it. `reclaimed` is what the child held and no longer does.
     """
 
     process_before: Reading

@@ -143,6 +143,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._ready.clear()
             self._scheduled.clear()
             gc.collect()
+            self.close()
         finally:
             sys.unraisablehook = before
 

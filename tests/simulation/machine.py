@@ -19,12 +19,12 @@ from unittest import mock
 from schemas.codes import Code, Refusal
 from schemas.environments import Device, RuntimeEnvironment
 from schemas.evidence import Attempt, Health, OfflineProof, Reading
+from tests.simulation.loop import PROCESS, Process, SimLoop
 from worker import artifacts, clock, frames
 from worker.adapters.contract import Inspection
 from worker.child import Exit
 from worker.measure import DeviceUse
 from worker.processes import Identity
-from tests.simulation.loop import PROCESS, Process, SimLoop
 
 ENVIRONMENT = RuntimeEnvironment(
     python="3.11", platform="simulated", worker="0", packages={}, adapters={"sentence_transformers": "1"},

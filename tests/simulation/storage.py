@@ -10,6 +10,7 @@ from projections.project import Rows
 from projections.rows import Row
 from services.eventlog.memory import MemoryLog
 from services.eventlog.port import Leader, LogRow, LogUnavailable, NewEvent, NewReceipt, Receipt
+from tests.simulation.checkers.epochs import check_epoch
 from tests.simulation.loop import PROCESS
 
 
@@ -24,7 +25,6 @@ class Disk:
         self.away = False
         self.full = False
         self.lost_acks = 0.0
-        self.appends = 0
 
     def row(self, position: int) -> LogRow:
         return self.log._rows[position - 1]
@@ -58,7 +58,8 @@ class SimLog:
 
     async def _append(self, events: Sequence[NewEvent], receipts: Sequence[NewReceipt], epoch: int) -> list[int]:
         positions = await self.disk.log.append(events, receipts, epoch)
-        self.disk.appends += 1
+        if positions:
+            self.story.check(check_epoch, epoch, (await self.disk.log.leader()).epoch)
         for position in positions:
             self.disk.on_append(self.disk.row(position))
         return positions

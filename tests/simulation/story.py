@@ -226,9 +226,13 @@ class Story:
         event: Event = decode_event(row.topic, row.state)
         self.tail.append(f"{self.loop.time() - 1_000:7.2f} s  {row.position} {row.stream[:22]} {_said(event)}")
         self.coverage[f"event {row.topic}"] += 1
+        for checker in self.checkers:
+            self.check(checker.see, row, event)
+
+    def check(self, checker: Callable[..., None], *what: Any) -> None:
+        """Ask a checker; the first violation ends the story."""
         try:
-            for checker in self.checkers:
-                checker.see(row, event)
+            checker(*what)
         except Violation as violation:
             self.violation = self.violation or violation
 

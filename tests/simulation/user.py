@@ -28,7 +28,8 @@ DEPLOYMENTS = 2
 REQUEST_S = 1.0
 RETRY = frozenset({Code.UNAVAILABLE, Code.OVERLOADED, Code.CONFLICT})
 FILES = [{"path": "model.safetensors", "size": 100, "sha256": "ab" * 32}]
-PROFILE = {"adapter": "sentence_transformers", "task": "embedding"}
+LIMITS = {"load_ms": 10_000, "health_ms": 5_000, "drain_ms": 5_000, "unload_ms": 5_000}
+PROFILE = {"adapter": "sentence_transformers", "task": "embedding", "limits": LIMITS}
 
 
 class User:
@@ -130,7 +131,7 @@ class User:
             if reply.outcome == "accepted":
                 work_id = reply.result["work_id"]
                 self.waiting_for = f"{command} {work_id}"
-                while not self._state(f"work-{work_id}").ended:
+                while not self._state(f"work-{work_id}").ended:  # noqa: ASYNC110 - virtual time costs nothing
                     await asyncio.sleep(0.2)
                 if self._state(f"work-{work_id}").stage == "completed":
                     return str(work_id)
@@ -161,7 +162,7 @@ class User:
 
     def _compare(self, ident: str, reply: Reply) -> None:
         """7: one outcome for each command id."""
-        told = (reply.outcome, repr(reply.code))
+        told = (reply.outcome, repr((reply.code, reply.result)))
         if self._outcomes.setdefault(ident, told) != told:
             raise Violation(f"command {ident} had the outcome {self._outcomes[ident]} and now {told}")
 

@@ -1,4 +1,4 @@
-"""Each append is by the newest epoch, and versions and positions have no repetition: one writer at a time."""
+"""One writer at a time: each append is by the newest epoch, and versions and positions follow one another."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ class Versions:
             raise Violation(f"position {row.position}, {row.stream} version {row.version} does not follow")
         self._position = row.position
         self._versions[row.stream] = row.version
+
+
+def check_epoch(given: int, newest: int) -> None:
+    """Of an append that went through."""
+    if given != newest:
+        raise Violation(f"epoch {given} appended after epoch {newest} was taken")
