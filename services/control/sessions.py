@@ -22,7 +22,10 @@ OFFERS_PER_BEAT_MAX = 64
 
 
 class Term(NamedTuple):
+    """`since_ms` tells two registrations of one generation number apart: the first may not have been committed."""
+
     generation: str
+    since_ms: int
     renewed_ms: int
     inventory_digest: str
     devices: list[DeviceReading]
@@ -39,10 +42,11 @@ class Sessions:
     def beat(self, beat: Beat, confirmed: list[str]) -> BeatReply:
         """Renew the sender's session and tell it what it should know; `fenced` for any but the live generation."""
         node = self._fleet.nodes.get(beat.node_id)
-        alive = node is not None and node.enabled and node.session == "alive" and node.generation == beat.generation
-        if not alive:
+        if node is None or not node.enabled or (node.session, node.generation) != ("alive", beat.generation):
             return BeatReply(True, self._limits.session_ms, self._limits.beat_ms, confirmed, [], [])
-        self._terms[beat.node_id] = Term(beat.generation, self._clock.now_ms(), beat.inventory_digest, beat.devices)
+        self._terms[beat.node_id] = Term(
+            beat.generation, node.changed_at_ms, self._clock.now_ms(), beat.inventory_digest, beat.devices
+        )
         work = self._fleet.work_of(beat.node_id)
         offers = [
             Offer(item.work_id, item.node_id, item.kind, item.attempt + 1) for item in work if item.lease is None
@@ -63,8 +67,8 @@ class Sessions:
             del self._terms[gone]
         for node in self._fleet.alive.values():
             term = self._terms.get(node.node_id)
-            if term is None or term.generation != node.generation:
-                self._terms[node.node_id] = term = Term(node.generation, now_ms, "", [])
+            if term is None or (term.generation, term.since_ms) != (node.generation, node.changed_at_ms):
+                self._terms[node.node_id] = term = Term(node.generation, node.changed_at_ms, now_ms, "", [])
             silent_ms = now_ms - term.renewed_ms
             if silent_ms > self._limits.session_ms:
                 commands.append(
