@@ -1,0 +1,332 @@
+"""A running system to break: an embedded plane, its worker behind a proxy, and MiniLM deployed where it is wanted.
+
+`System` is the person at the keyboard: it asks again under the same command id when no answer comes, loads the model
+again when the log says that it is gone, and calls the system serving when a command went the whole way (accepted, in
+EVENTS, in the tables) and the model, where there is one, answered an invocation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nats
+import nats.errors
+import nats.js.errors
+import psutil
+from nats.aio.client import Client
+
+from benchmarks.serving import deployed
+from projections.rows import DeploymentRow, ResidencyRow, WorkRow
+from schemas import subjects
+from schemas.codes import Code
+from schemas.events import Event, decode_event
+from schemas.live import LiveAnswer
+from schemas.queries import Query, QueryReply
+from schemas.replies import Reply
+from schemas.serving import EmbedRequest, EmbedResult, ServeAnswer
+from services.cli.demo.command import model_folder
+from services.client import Client as TenureClient
+from services.embedded.nats_conf import CONTROL
+from services.embedded.plane import Plane
+from services.embedded.supervisor import ProcessSpec, Program, module_argv
+from services.eventlog.postgres import PostgresLog
+from services.settings import Settings
+from tests.chaos.invariants import whole
+from tests.chaos.proxy import HOST, Proxy
+from tests.chaos.report import recovered
+from tests.chaos.waiting import eventually, found
+
+TERMS = {"session_ms": 6_000, "beat_ms": 500, "leader_ms": 2_000, "lease_ms": 10_000}
+NODE = "local"
+REQUEST_S = 1.0
+INVOKE_S = 10.0
+TEXTS = ["A lease is a promise with an end."]
+STANDBY = "standby"
+
+
+class ChaosPlane(Plane):
+    """A Plane whose worker reaches the bus through `proxy`, and that tells how processes ended."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, tell=lambda name, what: self.told.append((name, what)))
+        self.told: list[tuple[str, str]] = []
+        self.proxy = Proxy(lambda: self._nats.port or 0 if self._nats else 0)
+
+    def _worker(self) -> ProcessSpec:
+        spec = super()._worker()
+        env = {**spec.env, "TENURE_NATS_URL": f"nats://{HOST}:{self.proxy.port}"}
+        return ProcessSpec(spec.name, spec.argv, env, spec.grace_s)
+
+    async def add_standby(self) -> None:
+        """A second control plane on the same log, under another instance name."""
+        control = next(spec for spec in self._services() if spec.name == "control")
+        env = {**control.env, "TENURE_INSTANCE": STANDBY}
+        await self._supervisor.add(Program(ProcessSpec(STANDBY, module_argv("services.control"), env), self.log_dir))
+
+    async def remove_standby(self) -> None:
+        kept = self._supervisor._kept.pop(STANDBY, None)
+        if kept is not None:
+            await kept.unit.stop()
+
+    @contextlib.asynccontextmanager
+    async def untended(self) -> AsyncIterator[None]:
+        """Nothing is started again inside this block."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        yield
+        self._keeper = asyncio.create_task(self.keep(), name="plane")
+
+    @property
+    def jetstream_store(self) -> Path:
+        if self._nats is None:
+            raise RuntimeError("the plane has no NATS of its own")
+        return self._nats.store_dir
+
+
+class System:
+    def __init__(self, plane: ChaosPlane, nc: Client) -> None:
+        self.plane, self.nc = plane, nc
+        self.log = PostgresLog(plane.postgres_dsn)
+        self.deployment: DeploymentRow | None = None
+
+    # --- asking -------------------------------------------------------------------------------------------------
+
+    async def command(self, name: str, **fields: Any) -> Reply:
+        """The outcome; asked again under the same id while nobody answers, or only says that it cannot now."""
+        body = msgspec.json.encode({"command_id": uuid.uuid4().hex, "actor": "chaos", **fields})
+
+        async def ask() -> Reply | None:
+            with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+                answer = await self.nc.request(subjects.rpc_subject(name), body, timeout=REQUEST_S)
+                reply = msgspec.json.decode(answer.data, type=Reply)
+                return None if reply.code in (Code.UNAVAILABLE, Code.OVERLOADED, Code.CONFLICT) else reply
+            return None
+
+        return await found(ask, f"{name} has an outcome")
+
+    async def rows(self, table: str, where: dict[str, str], position: int | None = None) -> list[dict[str, Any]] | None:
+        """What the query service tells; None while it does not."""
+        query = msgspec.json.encode(Query(where=where, min_position=position))
+        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+            answer = await self.nc.request(subjects.query_subject(table), query, timeout=REQUEST_S * 3)
+            reply = msgspec.json.decode(answer.data, type=QueryReply)
+            return None if reply.code is not None else reply.rows
+        return None
+
+    async def live(self) -> LiveAnswer | None:
+        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+            answer = await self.nc.request(subjects.live_subject(NODE), b"", timeout=REQUEST_S)
+            return msgspec.json.decode(answer.data, type=LiveAnswer)
+        return None
+
+    async def serving_session(self, after: str = "0") -> LiveAnswer:
+        """The word of a worker that serves, of a generation newer than `after`."""
+
+        async def look() -> LiveAnswer | None:
+            live = await self.live()
+            return live if live is not None and live.serving and int(live.generation) > int(after) else None
+
+        return await found(look, f"a worker serves with a generation after {after}")
+
+    async def work(self, work_id: str) -> WorkRow | None:
+        rows = await self.rows("work", {"id": work_id})
+        return msgspec.convert(rows[0], WorkRow, strict=False) if rows else None
+
+    async def ended(self, work_id: str) -> WorkRow:
+        async def look() -> WorkRow | None:
+            work = await self.work(work_id)
+            return work if work is not None and work.ended_at_ms is not None else None
+
+        return await found(look, f"work {work_id} ends")
+
+    async def leased(self, work_id: str) -> WorkRow:
+        async def look() -> WorkRow | None:
+            work = await self.work(work_id)
+            return work if work is not None and work.lease_until_ms is not None else None
+
+        return await found(look, f"work {work_id} is claimed")
+
+    async def events(self, kind: type[Event]) -> list[Any]:
+        """All events of this kind, from the log itself."""
+        decoded = [decode_event(row.topic, row.state) for row in await whole(self.log)]
+        return [event for event in decoded if isinstance(event, kind)]
+
+    # --- the model ----------------------------------------------------------------------------------------------
+
+    async def deploy(self) -> None:
+        """MiniLM through every gate, resident on the node."""
+        node = await self.plane.node_alive()
+        async with await TenureClient.connect(self.plane.settings, "chaos") as client:
+            self.deployment = await deployed(client, node, model_folder(None))
+
+    @property
+    def deployed(self) -> DeploymentRow:
+        if self.deployment is None:
+            raise RuntimeError("this system has no model")
+        return self.deployment
+
+    async def job(self, verb: str) -> str | None:
+        """Ask for a job; its work id, None where there is nothing to be done or it is refused for now."""
+        reply = await self.command("job.request", deployment_id=self.deployed.id, node_id=NODE, verb=verb)
+        work_id = reply.result.get("work_id") if reply.outcome == "accepted" else None
+        return str(work_id) if work_id is not None else None
+
+    async def invoke(self, generation: str, timeout_s: float = INVOKE_S) -> ServeAnswer:
+        subject = subjects.serve_subject(NODE, generation, self.deployed.id)
+        answer = await self.nc.request(subject, msgspec.msgpack.encode(EmbedRequest(TEXTS)), timeout=timeout_s)
+        return msgspec.msgpack.decode(answer.data, type=ServeAnswer)
+
+    async def residency(self) -> str:
+        rows = await self.rows("residency", {"deployment_id": self.deployed.id})
+        return msgspec.convert(rows[0], ResidencyRow, strict=False).state if rows else "unknown"
+
+    async def child(self) -> int:
+        """The pid of the model process, on the worker's word."""
+
+        async def look() -> int | None:
+            live = await self.live()
+            pids = [resident.child_pid for resident in live.residents] if live is not None else []
+            return pids[0] if pids and pids[0] else None
+
+        return await found(look, "the worker holds a model process")
+
+    async def child_of(self, worker: int) -> int:
+        """The pid of a model process that still loads, as the system knows it."""
+
+        async def look() -> int | None:
+            for process in psutil.Process(worker).children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "worker.child_main" in process.cmdline():
+                        return int(process.pid)
+            return None
+
+        return await found(look, "the worker has started a model process")
+
+    async def unloaded(self) -> None:
+        work_id = await self.job("unload")
+        if work_id is not None:
+            assert (await self.ended(work_id)).stage == "completed"
+
+    # --- serving again ------------------------------------------------------------------------------------------
+
+    async def serves(self) -> str:
+        """Wait until the system serves, doing what a person would; the generation that answered."""
+        await self.command_goes_the_whole_way()
+        return await (self._model_answers() if self.deployment is not None else self._worker_is_there())
+
+    async def command_goes_the_whole_way(self) -> None:
+        ident = f"whole-{uuid.uuid4().hex[:12]}"
+        reply = await self.command("node.enrol", node_id=ident, credential_sha256="cd" * 32)
+        assert reply.outcome == "accepted"
+
+        async def published() -> bool:
+            subject = subjects.event_subject(f"node-{ident}", "node.enrolled.v1")
+            with contextlib.suppress(nats.errors.Error, nats.js.errors.Error, TimeoutError, OSError):
+                await self.nc.jetstream().get_last_msg(subjects.STREAM_EVENTS, subject)
+                return True
+            return False
+
+        async def projected() -> bool:
+            return bool(await self.rows("node", {"id": ident}, reply.position))
+
+        await eventually(published, "the event is in EVENTS")
+        await eventually(projected, "the row is in the tables")
+
+    async def _worker_is_there(self) -> str:
+        return (await self.serving_session()).generation
+
+    async def _model_answers(self) -> str:
+        async def answered() -> str | None:
+            live = await self.live()
+            if live is None or not live.serving:
+                return None
+            with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+                answer = await self.invoke(live.generation)
+                if isinstance(answer, EmbedResult):
+                    assert answer.generation == live.generation
+                    return live.generation
+            if await self.residency() in ("absent", "lost", "failed"):
+                await self.job("load")
+            return None
+
+        return await found(answered, "the model answers")
+
+    async def recovered(self, fault: str, since: float) -> str:
+        """Wait until it serves, and note how long that took since the fault; the generation that answers."""
+        generation = await self.serves()
+        recovered(fault, time.monotonic() - since, TERMS)
+        return generation
+
+
+@contextlib.asynccontextmanager
+async def system(*, model: bool) -> AsyncIterator[System]:
+    """A system that runs and serves."""
+    with tempfile.TemporaryDirectory(prefix="tenure-chaos-", ignore_cleanup_errors=True) as folder:
+        plane = ChaosPlane(Settings(data_dir=Path(folder), log_level="warning", **TERMS))  # type: ignore[arg-type]
+        await plane.proxy.start()
+        try:
+            async with plane:
+                user, password = plane.nats_login(CONTROL)
+                nc = await nats.connect(
+                    plane.nats_url, user=user, password=password, max_reconnect_attempts=-1, reconnect_time_wait=0.1,
+                    error_cb=_unheard,
+                )  # fmt: skip
+                made = System(plane, nc)
+                try:
+                    if model:
+                        await made.deploy()
+                    await made.serves()
+                    yield made
+                finally:
+                    await nc.close()
+                    await made.log.close()
+        finally:
+            await plane.proxy.close()
+
+
+def tree(pid: int) -> list[int]:
+    """A process and everything below it."""
+    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+
+
+@contextlib.contextmanager
+def stopped(pids: list[int]) -> Iterator[None]:
+    """SIGSTOP now, SIGCONT at the end of the block."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def gone(pid: int) -> None:
+    async def look() -> bool:
+        return not is_running(pid)
+
+    await eventually(look, f"process {pid} is gone")
+
+
+async def _unheard(error: Exception) -> None:
+    """Errors are expected here; what matters is asserted at the end."""

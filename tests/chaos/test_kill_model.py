@@ -1,0 +1,162 @@
+"""Kill -9 a model process, and a worker that holds one, at each stage of its life.
+
+What held dies with its owner, the log says so, whoever asks is refused at once, and loading again works. What a dead
+generation had still under way arrives late, is rejected, and is kept with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import nats.errors
+import pytest
+import pytest_asyncio
+
+from schemas.codes import Code
+from schemas.events import EvidenceRejected, ResidencyChanged
+from schemas.serving import Failure
+from tests.chaos.invariants import nothing_is_lost
+from tests.chaos.system import System, gone, stopped, system
+from tests.chaos.waiting import eventually, found
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+AT_ONCE_S = 2.0  # a refusal, on a busy machine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running() -> AsyncIterator[System]:
+    async with system(model=True) as made:
+        yield made
+
+
+async def refused(running: System, generation: str) -> Failure:
+    """The refusal that an invocation gets."""
+
+    async def look() -> Failure | None:
+        answer = await running.invoke(generation, AT_ONCE_S)
+        return answer if isinstance(answer, Failure) else None
+
+    return await found(look, "invocations are refused")
+
+
+async def test_a_resident_model_process(running: System) -> None:
+    generation, child = await running.serves(), await running.child()
+    with stopped([child]):
+        waiting = asyncio.create_task(running.invoke(generation))
+        await asyncio.sleep(0)
+        begun = time.monotonic()
+        os.kill(child, signal.SIGKILL)
+    answer = await asyncio.wait_for(waiting, AT_ONCE_S)
+    assert isinstance(answer, Failure)
+    assert answer.code in (Code.CHILD_DIED, Code.NOT_RESIDENT)  # it was under way, or came just after
+    assert (await refused(running, generation)).code is Code.NOT_RESIDENT
+
+    async def lost() -> ResidencyChanged | None:
+        return next((seen for seen in await running.events(ResidencyChanged) if seen.code is Code.CHILD_DIED), None)
+
+    event = await found(lost, "the log says lost")
+    assert (event.state, event.generation) == ("lost", generation)
+    assert event.signed is not None
+    assert await running.recovered("model process, resident: kill -9", begun) == generation
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+async def test_a_model_process_that_loads(running: System) -> None:
+    generation = await running.serves()
+    await running.unloaded()
+    work_id = await running.job("load")
+    assert work_id is not None
+    child, begun = await running.child_of(running.plane.pid("worker") or 0), time.monotonic()
+    os.kill(child, signal.SIGKILL)
+    work = await running.ended(work_id)
+    assert (work.stage, work.code) == ("failed", Code.CHILD_DIED)
+    assert await running.recovered("model process, loading: kill -9", begun) == generation
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+async def test_a_worker_that_loads(running: System) -> None:
+    generation = await running.serves()
+    await running.unloaded()
+    work_id = await running.job("load")
+    assert work_id is not None
+    child, begun = await running.child_of(running.plane.pid("worker") or 0), time.monotonic()
+    running.plane.kill("worker")
+    await gone(child)
+    later = await running.recovered("worker, loading: kill -9", begun)
+    assert int(later) > int(generation)
+    work = await running.ended(work_id)
+    assert (work.stage, work.attempt, work.generation) == ("completed", 2, later)
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+async def test_a_worker_that_answers(running: System) -> None:
+    generation, child = await running.serves(), await running.child()
+    with stopped([child]):
+        waiting = asyncio.create_task(running.invoke(generation, AT_ONCE_S))
+
+        async def under_way() -> bool:
+            live = await running.live()
+            return live is not None and any(resident.in_flight for resident in live.residents)
+
+        await eventually(under_way, "an invocation is under way")
+        begun = time.monotonic()
+        running.plane.kill("worker")
+        await gone(child)  # it is stopped and cannot end itself: the kernel ends it with its worker
+    with pytest.raises(nats.errors.Error):  # no answer, and certainly no wrong one
+        await waiting
+    later = await running.recovered("worker, answering: kill -9", begun)
+    assert int(later) > int(generation)
+    with pytest.raises(nats.errors.NoRespondersError):
+        await running.invoke(generation, AT_ONCE_S)
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+async def test_a_worker_that_unloads(running: System) -> None:
+    generation, child = await running.serves(), await running.child()
+    with stopped([child]):
+        work_id = await running.job("unload")
+        assert work_id is not None
+        await running.leased(work_id)
+        begun = time.monotonic()
+        running.plane.kill("worker")
+        await gone(child)
+    later = await running.recovered("worker, unloading: kill -9", begun)
+    assert int(later) > int(generation)
+    work = await running.ended(work_id)
+    assert (work.stage, work.code) == ("failed", Code.WORKER_LOST)
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+async def test_late_evidence_of_a_killed_worker_is_rejected_and_kept(running: System) -> None:
+    generation, child = await running.serves(), await running.child()
+    with stopped([child]):
+        work_id = await running.job("health")
+        assert work_id is not None
+        await running.leased(work_id)
+        running.plane.proxy.hold(new=False)
+    evidence = f"tenure.evidence.v1.local.{generation}.{work_id}".encode()
+
+    async def under_way() -> bool:
+        return running.plane.proxy.holds(evidence)
+
+    await eventually(under_way, "the worker has sent its result into the network")
+    begun = time.monotonic()
+    running.plane.kill("worker")
+    await gone(child)
+    await running.serving_session(after=generation)
+    running.plane.proxy.release()
+
+    async def rejected() -> EvidenceRejected | None:
+        seen = await running.events(EvidenceRejected)
+        return next((event for event in seen if event.work_id == work_id), None)
+
+    event = await found(rejected, "the late result is in the log as rejected")
+    assert (event.generation, event.reason) == (generation, Code.GENERATION_FENCED)
+    assert event.signed.payload
+    assert (await running.ended(work_id)).code == Code.WORKER_LOST
+    await running.recovered("worker, its result still under way: kill -9", begun)
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
