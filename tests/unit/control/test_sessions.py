@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from domain.outcomes import Accepted
 from schemas import commands as c
@@ -92,6 +93,17 @@ def test_a_new_generation_has_a_term_of_its_own(desk: Desk) -> None:
     assert desk.sessions.due() == []
     assert desk.beat("1").fenced
     assert not desk.beat("2").fenced
+
+
+def test_a_registration_that_did_not_land_leaves_no_term_to_its_successor(desk: Desk) -> None:
+    """Found by a simulated story: the same generation number, decided again after a failed commit."""
+    desk.story.start_worker()
+    desk.sessions.due()  # generation 2 has a term from here
+    node = desk.story.world.fleet.nodes["n1"]
+    desk.wait(SESSION_MS + 1)
+    again = replace(node, changed_at_ms=node.changed_at_ms + SESSION_MS)
+    desk.story.world.fleet.note(node, again)
+    assert desk.sessions.due() == []
 
 
 def test_beats_of_others_are_fenced_and_renew_nothing(desk: Desk) -> None:

@@ -125,6 +125,16 @@ def test_a_failed_drain_leaves_it_draining_and_a_failed_unload_says_so(story: St
     assert story.residency(deployment_id) == "absent"
 
 
+def test_an_unload_that_finds_nothing_is_the_workers_word_that_nothing_is_there(story: Story) -> None:
+    """Found by a simulated story: a failed load left `failed`, and no unload could ever end that."""
+    deployment_id = story.resident()
+    story.finish(story.job(deployment_id, "unload"), says.failed(Code.RECLAIM_INCOMPLETE))
+    assert story.residency(deployment_id) == "failed"
+    story.finish(story.job(deployment_id, "unload"), says.failed(Code.NOT_RESIDENT))
+    assert story.residency(deployment_id) == "absent"
+    story.load(deployment_id)
+
+
 def test_memory_that_was_not_given_back_is_told(story: Story) -> None:
     deployment_id = story.resident()
     story.finish(story.job(deployment_id, "unload"), says.unloaded(reclaim_complete=False))
