@@ -40,6 +40,8 @@ class Network(Protocol):
 
 
 def matches(pattern: str, subject: str) -> bool:
+    if "*" not in pattern and ">" not in pattern:
+        return pattern == subject
     want, have = pattern.split("."), subject.split(".")
     for number, token in enumerate(want):
         if token == ">":

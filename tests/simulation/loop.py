@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
 import heapq
 import sys
 from asyncio import events
@@ -142,7 +141,6 @@ class SimLoop(asyncio.BaseEventLoop):
             self.kept.clear()
             self._ready.clear()
             self._scheduled.clear()
-            gc.collect()
             self.close()
         finally:
             sys.unraisablehook = before

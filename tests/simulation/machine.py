@@ -183,6 +183,7 @@ def on_machine(host: Host) -> Iterator[None]:
         "worker.work.registry.inspect": inspect,
         "worker.agent.sweep": lambda folder: 0,
         "worker.agent.Decoys": _Decoys,
+        "worker.agent.capabilities": lambda: {"sentence_transformers": ["embedding"]},
         "worker.agent.runtime_environment": lambda: ENVIRONMENT,
         "uuid.uuid4": uuid4,
     }
