@@ -7,14 +7,11 @@ EVENTS, in the tables) and the model, where there is one, answered an invocation
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-import signal
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +34,10 @@ from schemas.serving import EmbedRequest, EmbedResult, ServeAnswer
 from services.cli.demo.command import model_folder
 from services.client import Client as TenureClient
 from services.embedded.nats_conf import CONTROL
-from services.embedded.plane import Plane
-from services.embedded.supervisor import ProcessSpec, Program, module_argv
 from services.eventlog.postgres import PostgresLog
 from services.settings import Settings
 from tests.chaos.invariants import whole
-from tests.chaos.proxy import HOST, Proxy
+from tests.chaos.plane import ChaosPlane
 from tests.chaos.report import recovered
 from tests.chaos.waiting import eventually, found
 
@@ -51,48 +46,6 @@ NODE = "local"
 REQUEST_S = 1.0
 INVOKE_S = 10.0
 TEXTS = ["A lease is a promise with an end."]
-STANDBY = "standby"
-
-
-class ChaosPlane(Plane):
-    """A Plane whose worker reaches the bus through `proxy`, and that tells how processes ended."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, tell=lambda name, what: self.told.append((name, what)))
-        self.told: list[tuple[str, str]] = []
-        self.proxy = Proxy(lambda: self._nats.port or 0 if self._nats else 0)
-
-    def _worker(self) -> ProcessSpec:
-        spec = super()._worker()
-        env = {**spec.env, "TENURE_NATS_URL": f"nats://{HOST}:{self.proxy.port}"}
-        return ProcessSpec(spec.name, spec.argv, env, spec.grace_s)
-
-    async def add_standby(self) -> None:
-        """A second control plane on the same log, under another instance name."""
-        control = next(spec for spec in self._services() if spec.name == "control")
-        env = {**control.env, "TENURE_INSTANCE": STANDBY}
-        await self._supervisor.add(Program(ProcessSpec(STANDBY, module_argv("services.control"), env), self.log_dir))
-
-    async def remove_standby(self) -> None:
-        kept = self._supervisor._kept.pop(STANDBY, None)
-        if kept is not None:
-            await kept.unit.stop()
-
-    @contextlib.asynccontextmanager
-    async def untended(self) -> AsyncIterator[None]:
-        """Nothing is started again inside this block."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
-        yield
-        self._keeper = asyncio.create_task(self.keep(), name="plane")
-
-    @property
-    def jetstream_store(self) -> Path:
-        if self._nats is None:
-            raise RuntimeError("the plane has no NATS of its own")
-        return self._nats.store_dir
 
 
 class System:
@@ -294,38 +247,6 @@ async def system(*, model: bool) -> AsyncIterator[System]:
                     await made.log.close()
         finally:
             await plane.proxy.close()
-
-
-def tree(pid: int) -> list[int]:
-    """A process and everything below it."""
-    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-
-
-@contextlib.contextmanager
-def stopped(pids: list[int]) -> Iterator[None]:
-    """SIGSTOP now, SIGCONT at the end of the block."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-async def gone(pid: int) -> None:
-    async def look() -> bool:
-        return not is_running(pid)
-
-    await eventually(look, f"process {pid} is gone")
 
 
 async def _unheard(error: Exception) -> None:

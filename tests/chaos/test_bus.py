@@ -18,7 +18,8 @@ from schemas import subjects
 from schemas.codes import Code
 from schemas.events import EvidenceRejected, SessionLost
 from tests.chaos.invariants import nothing_is_lost
-from tests.chaos.system import TERMS, System, gone, stopped, system
+from tests.chaos.processes import gone, stopped
+from tests.chaos.system import TERMS, System, system
 from tests.chaos.waiting import eventually, found
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]

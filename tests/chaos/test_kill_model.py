@@ -20,7 +20,8 @@ from schemas.codes import Code
 from schemas.events import EvidenceRejected, ResidencyChanged
 from schemas.serving import Failure
 from tests.chaos.invariants import nothing_is_lost
-from tests.chaos.system import System, gone, stopped, system
+from tests.chaos.processes import gone, stopped
+from tests.chaos.system import System, system
 from tests.chaos.waiting import eventually, found
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]

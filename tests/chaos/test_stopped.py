@@ -19,7 +19,9 @@ from schemas.events import SessionLost
 from services.control.__main__ import EXIT_SUPERSEDED
 from tests.chaos.invariants import nothing_is_lost
 from tests.chaos.load import Load
-from tests.chaos.system import STANDBY, System, gone, stopped, system, tree
+from tests.chaos.plane import STANDBY
+from tests.chaos.processes import gone, stopped, tree
+from tests.chaos.system import System, system
 from tests.chaos.waiting import eventually, found
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
