@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from domain import artifacts, circuits, evidence, gates, jobs, leases, nodes
+from domain import artifacts, circuits, evidence, gates, inventory, jobs, leases, nodes
 from domain.outcomes import Outcome
 from domain.world import World
 from schemas import commands as c
@@ -35,6 +35,7 @@ _HANDLERS: dict[type[c.Command], Callable[[Any, World], Outcome]] = {
     c.ExpireLease: leases.expire,
     c.PassDeadline: leases.pass_deadline,
     c.LoseSession: nodes.lose_session,
+    c.ReconcileInventory: inventory.reconcile,
 }
 
 

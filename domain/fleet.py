@@ -31,6 +31,7 @@ class Fleet:
         self.open_work: dict[str, WorkState] = {}
         self.work_on: dict[str, set[str]] = {}
         self.held_on: dict[str, set[str]] = {}  # node -> deployments with a residency in HOLDING
+        self.holding: dict[str, DeploymentState] = {}  # deployments that hold something somewhere
         self.deployment_named: dict[str, str] = {}
         self.reserved_on: dict[str, dict[str, Held]] = {}  # node -> stream -> what it has reserved there
 
@@ -97,6 +98,10 @@ class Fleet:
         some = after or before
         if some is None:
             return
+        if after is not None and any(held.state in HOLDING for held in after.residencies.values()):
+            self.holding[after.deployment_id] = after
+        else:
+            self.holding.pop(some.deployment_id, None)
         nodes = set(before.residencies if before else ()) | set(after.residencies if after else ())
         for node_id in nodes:
             holds = after is not None and after.residency(node_id) in HOLDING

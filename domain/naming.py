@@ -6,7 +6,15 @@ A hint for speed only: what a decision needs beyond these it asks for with NotLo
 from __future__ import annotations
 
 from schemas.artifacts import manifest_digest
-from schemas.commands import BY_SUBJECT, Command, ExpireLease, LoseSession, PassDeadline, RegisterArtifact
+from schemas.commands import (
+    BY_SUBJECT,
+    Command,
+    ExpireLease,
+    LoseSession,
+    PassDeadline,
+    ReconcileInventory,
+    RegisterArtifact,
+)
 
 _NOUN_OF_FIELD = {
     "artifact_id": "artifact",
@@ -17,7 +25,7 @@ _NOUN_OF_FIELD = {
     "candidate_id": "candidate",
     "deployment_id": "deployment",
 }
-_INTERNAL: tuple[type[Command], ...] = (ExpireLease, PassDeadline, LoseSession)
+_INTERNAL: tuple[type[Command], ...] = (ExpireLease, PassDeadline, LoseSession, ReconcileInventory)
 
 
 def _fields(struct: type[Command]) -> tuple[tuple[str, str], ...]:

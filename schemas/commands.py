@@ -208,6 +208,14 @@ class LoseSession(Command, frozen=True, kw_only=True):
     silent_ms: int
 
 
+class ReconcileInventory(Command, frozen=True, kw_only=True):
+    """What the node's worker said it holds, where that is not what the log says."""
+
+    node_id: Token
+    generation: Generation
+    inventory: list[InventoryEntry]
+
+
 BY_SUBJECT: dict[str, type[Command]] = {
     "artifact.register": RegisterArtifact,
     "artifact.verify": VerifyArtifact,

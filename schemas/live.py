@@ -53,6 +53,7 @@ class BeatReply(Struct, frozen=True, forbid_unknown_fields=True):
 
     `confirmed` is the part of `unconfirmed` whose outcome is committed. `offers` repeats open work, so a
     lost bus message delays work by one beat at most. `cancelled` lists leased work that should stop.
+    `unwanted` lists deployments that the worker holds and the log does not know of: it should end them.
     """
 
     fenced: bool
@@ -61,6 +62,7 @@ class BeatReply(Struct, frozen=True, forbid_unknown_fields=True):
     confirmed: list[Token]
     offers: list[Offer]
     cancelled: list[Token]
+    unwanted: list[Token] = []
 
 
 class Resident(Struct, frozen=True, forbid_unknown_fields=True):

@@ -221,6 +221,13 @@ class Residents:
             if resident.work_id == work_id and resident.model is not None:
                 await self._kill(resident)
 
+    async def end_unwanted(self, deployment_id: str) -> None:
+        """End a resident that the log does not know of, say because its load's word came too late to count."""
+        resident = self._by_id.get(deployment_id)
+        if resident is not None and resident.state in {"resident", "draining"}:
+            _log.warning("unwanted_ended", deployment_id=deployment_id)
+            await self._kill(resident)
+
     async def kill_all(self) -> None:
         """End every process now: the right to hold them is over."""
         residents = list(self._by_id.values())

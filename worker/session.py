@@ -170,6 +170,8 @@ class Session:
             return
         self._session_ms, self._beat_ms = float(reply.session_ms), float(reply.beat_ms)
         self.valid_until_ms = sent_ms + self._session_ms - margin_ms(self._session_ms)
+        for deployment_id in reply.unwanted:
+            await self.residents.end_unwanted(deployment_id)
         for work_id in reply.cancelled:
             self._dispatcher.cancel(work_id)
         for offer in reply.offers:

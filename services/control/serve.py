@@ -8,14 +8,18 @@ went back does not stretch leases.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, NamedTuple
 
+import msgspec
+import nats.errors
 import nats.micro
 import structlog
 from nats.aio.client import Client
 
 from domain.world import Ids
 from schemas import subjects
+from schemas.live import LiveAnswer
 from services.bus import ensure_streams
 from services.clock import Clock
 from services.control.durable import DurableReader
@@ -30,6 +34,8 @@ from services.settings import DEVICE_RESERVE_BYTES_DEFAULT
 from worker.cancellation import end_tasks
 
 TICK_S = 0.25
+COMPARE_S = 1.0
+LIVE_TIMEOUT_S = 1.0
 
 log = structlog.get_logger()
 
@@ -81,6 +87,7 @@ class ControlPlane:
             "leadership": self.leadership.run(),
             "writer": self.writer.run(),
             "clock": self._tick(),
+            "inventories": self._compare_inventories(),
             "commands": self._reader(subjects.STREAM_COMMANDS, subjects.CMD, self.intake.on_durable).run(),
             "evidence": self._reader(subjects.STREAM_EVIDENCE, subjects.EVIDENCE, self.intake.on_evidence).run(),
         }
@@ -97,12 +104,24 @@ class ControlPlane:
     def _reader(self, stream: str, prefix: str, handle: Any) -> DurableReader:
         return DurableReader(self._nc, stream, f"{prefix}.>", handle)
 
-    async def _tick(self) -> None:
-        async def unheard(reply: object) -> None:
-            return None
+    async def _compare_inventories(self) -> None:
+        """Ask each worker whose inventory keeps differing from the log what it holds, and put the log right."""
+        while True:
+            for node in self.sessions.differing():
+                with contextlib.suppress(nats.errors.Error, TimeoutError, msgspec.DecodeError):
+                    asked = await self._nc.request(subjects.live_subject(node.node_id), b"", timeout=LIVE_TIMEOUT_S)
+                    command = self.sessions.compare(msgspec.json.decode(asked.data, type=LiveAnswer))
+                    if command is not None and self.leadership.holds():
+                        await self.writer.submit(Submission(command, _unheard, receipt=False))
+            await asyncio.sleep(COMPARE_S)
 
+    async def _tick(self) -> None:
         while True:
             if self.leadership.holds():
                 for command in self.sessions.due():
-                    await self.writer.submit(Submission(command, unheard, receipt=False))
+                    await self.writer.submit(Submission(command, _unheard, receipt=False))
             await asyncio.sleep(TICK_S)
+
+
+async def _unheard(reply: object) -> None:
+    """The outcome of the control plane's own commands; what they changed is in the log."""

@@ -10,15 +10,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from domain.fleet import Fleet
+from domain.inventory import agrees, unwanted
+from domain.states import NodeState
 from domain.world import Ids, Limits
-from schemas.commands import Command, ExpireLease, LoseSession, PassDeadline
+from schemas.commands import Command, ExpireLease, LoseSession, PassDeadline, ReconcileInventory
 from schemas.devices import DeviceReading
-from schemas.live import Beat, BeatReply
+from schemas.live import Beat, BeatReply, LiveAnswer
 from schemas.work import Offer
 from services.clock import Clock
 
 ACTOR = "control"
 OFFERS_PER_BEAT_MAX = 64
+DIFFERS_BEATS = 5  # evidence on its way explains a difference for a beat or two
 
 
 class Term(NamedTuple):
@@ -38,6 +41,8 @@ class Sessions:
         self._clock = clock
         self._ids = ids
         self._terms: dict[str, Term] = {}
+        self._differs_since_ms: dict[str, int] = {}
+        self._unwanted: dict[str, list[str]] = {}
 
     def beat(self, beat: Beat, confirmed: list[str]) -> BeatReply:
         """Renew the sender's session and tell it what it should know; `fenced` for any but the live generation."""
@@ -47,12 +52,42 @@ class Sessions:
         self._terms[beat.node_id] = Term(
             beat.generation, node.changed_at_ms, self._clock.now_ms(), beat.inventory_digest, beat.devices
         )
+        if agrees(node, self._fleet, beat.inventory_digest):
+            self._differs_since_ms.pop(beat.node_id, None)
+            self._unwanted.pop(beat.node_id, None)
+        else:
+            self._differs_since_ms.setdefault(beat.node_id, self._clock.now_ms())
         work = self._fleet.work_of(beat.node_id)
         offers = [
             Offer(item.work_id, item.node_id, item.kind, item.attempt + 1) for item in work if item.lease is None
         ][:OFFERS_PER_BEAT_MAX]
         cancelled = [item.work_id for item in work if item.lease is not None and item.cancel_requested]
-        return BeatReply(False, self._limits.session_ms, self._limits.beat_ms, confirmed, offers, cancelled)
+        ending = self._unwanted.pop(beat.node_id, [])
+        return BeatReply(False, self._limits.session_ms, self._limits.beat_ms, confirmed, offers, cancelled, ending)
+
+    def differing(self) -> list[NodeState]:
+        """Nodes whose inventory has not been what the log says for DIFFERS_BEATS heartbeats."""
+        until_ms = self._clock.now_ms() - DIFFERS_BEATS * self._limits.beat_ms
+        nodes = self._fleet.alive
+        return [
+            nodes[name] for name, since_ms in self._differs_since_ms.items() if since_ms < until_ms and name in nodes
+        ]
+
+    def compare(self, answer: LiveAnswer) -> ReconcileInventory | None:
+        """From what a worker says it holds: the command that corrects the log, if the answer counts.
+
+        What it holds without the log's knowledge it is told to end, with its next heartbeat.
+        """
+        node = self._fleet.alive.get(answer.node_id)
+        if node is None or node.generation != answer.generation or not answer.serving:
+            return None
+        inventory = [resident.entry for resident in answer.residents]
+        self._unwanted[node.node_id] = unwanted(node, self._fleet, inventory)
+        self._differs_since_ms.pop(node.node_id, None)
+        return ReconcileInventory(
+            command_id=self._ids.token(), actor=ACTOR, node_id=node.node_id, generation=node.generation,
+            inventory=inventory,
+        )  # fmt: skip
 
     def devices(self, node_id: str) -> list[DeviceReading]:
         """What the node's worker measured with its last beat. Only to look at: admission uses the claim's own."""

@@ -225,7 +225,9 @@ class Story:
     def _appended(self, row: LogRow) -> None:
         event: Event = decode_event(row.topic, row.state)
         self.tail.append(f"{self.loop.time() - 1_000:7.2f} s  {row.position} {row.stream[:22]} {_said(event)}")
-        self.coverage[f"event {row.topic}"] += 1
+        before = self.folded_before(row)
+        state = getattr(before, "stage", getattr(before, "session", type(before).__name__ if before else "nothing"))
+        self.coverage[f"{row.topic} in {state}"] += 1
         for checker in self.checkers:
             self.check(checker.see, row, event)
 
@@ -236,13 +238,17 @@ class Story:
         except Violation as violation:
             self.violation = self.violation or violation
 
-    def folded(self) -> dict[str, Any]:
+    def folded_before(self, row: LogRow) -> Any:
+        """The state that a new row meets."""
+        return self.folded(row.position - 1).get(row.stream)
+
+    def folded(self, up_to: int | None = None) -> dict[str, Any]:
         """The log folded so far, kept up as it grows."""
-        rows = self.disk.log._rows
+        rows = self.disk.log._rows[:up_to]
         for row in rows[self._folded_to :]:
             state, _ = fold(self._states.get(row.stream), decode_event(row.topic, row.state))
             self._states[row.stream] = state
-        self._folded_to = len(rows)
+        self._folded_to = max(self._folded_to, len(rows))
         return self._states
 
     def _at_rest(self) -> bool:

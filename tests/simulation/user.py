@@ -102,7 +102,16 @@ class User:
         while any(not work.ended for work in self._works()):
             self.waiting_for = "open work to end"
             await asyncio.sleep(0.5)
+        while not await self._worker_and_log_agree():
+            self.waiting_for = "worker and log to agree on what is held"
+            await asyncio.sleep(0.5)
         self.waiting_for = "nothing"
+
+    async def _worker_and_log_agree(self) -> bool:
+        answer = await self._ask_live()
+        states = [state for state in self._fold().values() if isinstance(state, DeploymentState)]
+        logged = {s.deployment_id for s in states if s.residency(NODE) in ("resident", "draining")}
+        return answer is not None and logged == {resident.entry.deployment_id for resident in answer.residents}
 
     async def _told_loaded(self, deployment: str) -> bool:
         answer = await self._ask_live()

@@ -9,10 +9,10 @@ from domain.outcomes import Accepted
 from schemas import commands as c
 from schemas.commands import Command
 from schemas.devices import DeviceReading
-from schemas.live import Beat, BeatReply
+from schemas.live import Beat, BeatReply, InventoryEntry, LiveAnswer, Resident
 from schemas.work import Offer
 from services.clock import RandomIds
-from services.control.sessions import OFFERS_PER_BEAT_MAX, Sessions
+from services.control.sessions import DIFFERS_BEATS, OFFERS_PER_BEAT_MAX, Sessions
 from tests.unit.control.faulty import SetClock
 from tests.unit.domain import statements as says
 from tests.unit.domain.invariants import check
@@ -165,3 +165,21 @@ def test_readings_of_the_last_beat_can_be_looked_at_and_are_no_events(desk: Desk
     desk.sessions.beat(Beat("n1", "0", "boot", "a" * 64, [], []), [])  # fenced: not its word
     assert desk.sessions.devices("n1") == readings
     assert len(desk.story.lines) == before
+
+
+def test_a_difference_that_lasts_is_looked_into_and_the_worker_told(desk: Desk) -> None:
+    answer = LiveAnswer("n1", "1", "boot", True, [])
+    desk.beat()  # its digest is not that of an empty inventory
+    assert desk.sessions.differing() == []
+    desk.wait(DIFFERS_BEATS * desk.story.world.limits.beat_ms + 1)
+    assert [node.node_id for node in desk.sessions.differing()] == ["n1"]
+    assert desk.sessions.compare(LiveAnswer("n1", "7", "boot", True, [])) is None
+    assert desk.sessions.compare(LiveAnswer("n1", "1", "boot", False, [])) is None
+    entry = InventoryEntry("d" * 32, "a" * 64, "b" * 64, "c" * 64, "1", "resident")
+    holding = LiveAnswer("n1", "1", "boot", True, [Resident(entry, 0, 1, 0, 0, None)])
+    command = desk.sessions.compare(holding)
+    assert isinstance(command, c.ReconcileInventory)
+    assert command.inventory == [entry]
+    assert desk.beat().unwanted == ["d" * 32]
+    assert desk.beat().unwanted == []  # told once; asked again if it lasts
+    assert desk.sessions.compare(answer) is not None
