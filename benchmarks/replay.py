@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import psycopg
 
-from domain.fold import fold
-from domain.states import State
+from domain.folding.fold import fold
+from domain.folding.states import State
 from schemas import events as ev
 from schemas.evidence import Drained, Evidence, Progress, SignedEvidence
 from schemas.work import JobSpec

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from domain.fleet import Fleet, Held
-from domain.outcomes import Rejected
-from domain.states import ArtifactState, CandidateState, DeploymentState, ProfileState, WorkState
-from domain.world import World
+from domain.deciding.outcomes import Rejected
+from domain.deciding.world import World
+from domain.folding.fleet import Fleet, Held
+from domain.folding.states import ArtifactState, CandidateState, DeploymentState, ProfileState, WorkState
 from schemas.codes import Code
 from schemas.devices import DeviceReading, Reservation
 from schemas.evidence import Assessed, Memory, Probed

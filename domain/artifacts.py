@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from domain.outcomes import Accepted, Outcome, Recorded, Rejected
-from domain.states import ArtifactState, stream_of
-from domain.world import World
+from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
+from domain.deciding.world import World
+from domain.folding.states import ArtifactState, stream_of
 from schemas.artifacts import PICKLE_SUFFIXES, FileEntry, manifest_digest
 from schemas.codes import Code
 from schemas.commands import RegisterArtifact

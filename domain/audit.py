@@ -28,9 +28,9 @@ import msgspec
 
 from domain import circuits
 from domain.admission import available_bytes, promised_on
-from domain.fleet import Fleet
-from domain.fold import fold
-from domain.states import CandidateState, DeploymentState, State, WorkState
+from domain.folding.fleet import Fleet
+from domain.folding.fold import fold
+from domain.folding.states import CandidateState, DeploymentState, State, WorkState
 from schemas import events as ev
 from schemas import evidence as se
 from schemas.artifacts import manifest_digest

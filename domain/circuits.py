@@ -19,9 +19,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from domain.outcomes import Accepted, Outcome, Recorded, Rejected
-from domain.states import Circuit, DeploymentState, End, stream_of
-from domain.world import World
+from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
+from domain.deciding.world import World
+from domain.folding.states import Circuit, DeploymentState, End, stream_of
 from schemas.codes import Code
 from schemas.commands import CloseCircuit
 from schemas.events import CircuitClosed, CircuitOpened, ResidencyChanged

@@ -12,12 +12,20 @@ from typing import Any
 import msgspec
 
 from domain import circuits
-from domain.fencing import fence_residency, fence_session, fence_work
-from domain.fold import evidence_digest, fold
+from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
+from domain.deciding.world import World
+from domain.folding.fencing import fence_residency, fence_session, fence_work
+from domain.folding.fold import evidence_digest, fold
+from domain.folding.states import (
+    ArtifactState,
+    CandidateState,
+    DeploymentState,
+    NodeState,
+    ProfileState,
+    WorkState,
+    stream_of,
+)
 from domain.leases import residency, residency_after_cancel, residency_after_failure
-from domain.outcomes import Accepted, Outcome, Recorded, Rejected
-from domain.states import ArtifactState, CandidateState, DeploymentState, NodeState, ProfileState, WorkState, stream_of
-from domain.world import World
 from schemas import evidence as se
 from schemas.canonical import digest_of
 from schemas.codes import Code

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from domain.artifacts import check_location
-from domain.leases import fail
-from domain.outcomes import Accepted, Outcome, Recorded, Rejected
-from domain.states import (
+from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
+from domain.deciding.world import World
+from domain.folding.states import (
     ArtifactState,
     CandidateState,
     DeploymentState,
@@ -21,7 +21,7 @@ from domain.states import (
     WorkState,
     stream_of,
 )
-from domain.world import World
+from domain.leases import fail
 from schemas.codes import Code
 from schemas.commands import (
     Command,

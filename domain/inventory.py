@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from domain.fleet import Fleet
-from domain.outcomes import Accepted, Outcome, Recorded, Rejected
-from domain.states import DeploymentState, NodeState, stream_of
-from domain.world import World
+from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
+from domain.deciding.world import World
+from domain.folding.fleet import Fleet
+from domain.folding.states import DeploymentState, NodeState, stream_of
 from schemas.codes import Code
 from schemas.commands import ReconcileInventory
 from schemas.events import ResidencyChanged

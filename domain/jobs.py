@@ -10,10 +10,10 @@ deployment and would reach what the load brings. What ended by itself too often 
 from __future__ import annotations
 
 from domain import circuits
+from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
+from domain.deciding.world import World
+from domain.folding.states import CandidateState, DeploymentState, NodeState, stream_of
 from domain.gates import node_refused, request_work
-from domain.outcomes import Accepted, Outcome, Recorded, Rejected
-from domain.states import CandidateState, DeploymentState, NodeState, stream_of
-from domain.world import World
 from schemas.codes import Code
 from schemas.commands import RequestJob
 from schemas.events import ResidencyChanged

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from domain.admission import admit
-from domain.fencing import fence_work
-from domain.outcomes import Accepted, Outcome, Recorded, Rejected
-from domain.states import ArtifactState, DeploymentState, NodeState, ProfileState, WorkState, stream_of
-from domain.world import World
+from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
+from domain.deciding.world import World
+from domain.folding.fencing import fence_work
+from domain.folding.states import ArtifactState, DeploymentState, NodeState, ProfileState, WorkState, stream_of
 from schemas.artifacts import FileEntry
 from schemas.codes import Code
 from schemas.commands import CancelWork, ClaimLease, ExpireLease, PassDeadline, ReleaseLease, RenewLease

@@ -11,10 +11,10 @@ import hashlib
 import hmac
 from typing import Any
 
+from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
+from domain.deciding.world import World
+from domain.folding.states import DeploymentState, NodeState, WorkState, stream_of
 from domain.leases import REPEATABLE, end_hold, fail
-from domain.outcomes import Accepted, Outcome, Recorded, Rejected
-from domain.states import DeploymentState, NodeState, WorkState, stream_of
-from domain.world import World
 from schemas.codes import Code
 from schemas.commands import Command, DisableNode, EnableNode, EnrolNode, LeaveWorker, LoseSession, RegisterWorker
 from schemas.environments import fingerprint

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from domain.states import (
+from domain.folding.states import (
     ArtifactState,
     CandidateState,
     DeploymentState,

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from domain.audit import Auditor, Finding
-from domain.states import State
+from domain.folding.states import State
 from projections.project import Rows, project
 from projections.rows import TABLES, Row
 from schemas.events import Event, decode_event

@@ -27,11 +27,11 @@ from schemas.subjects import live_subject
 from worker.adapters.registry import capabilities
 from worker.cancellation import end_tasks
 from worker.clock import local_ms
-from worker.control import Control, NatsControl, Unreachable, new_command_id
-from worker.decoys import Decoys
+from worker.duty.control import Control, NatsControl, Unreachable, new_command_id
+from worker.duty.outbox import public_key
 from worker.environment import runtime_environment
-from worker.outbox import public_key
-from worker.processes import sweep
+from worker.model.processes import sweep
+from worker.sandbox.decoys import Decoys
 from worker.session import Granted, Session
 from worker.settings import WorkerSettings
 

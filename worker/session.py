@@ -22,19 +22,19 @@ from schemas.environments import RuntimeEnvironment
 from schemas.evidence import ResidentLost
 from schemas.live import Beat, BeatReply, LiveAnswer, inventory_digest
 from schemas.subjects import HEADER_MSG_ID
-from worker.accelerator import NoAccelerator, accelerator_of
 from worker.cancellation import end_tasks
 from worker.clock import local_ms
-from worker.control import Control, Unreachable
-from worker.decoys import Decoys
-from worker.dispatch import Dispatcher
-from worker.leases import margin_ms
-from worker.offers import OfferReader
-from worker.outbox import Outbox
-from worker.residents import Resident, Residents
-from worker.serve import Server
+from worker.duty.control import Control, Unreachable
+from worker.duty.dispatch import Dispatcher
+from worker.duty.leases import margin_ms
+from worker.duty.offers import OfferReader
+from worker.duty.outbox import Outbox
+from worker.duty.work import Workplace
+from worker.model.accelerator import NoAccelerator, accelerator_of
+from worker.sandbox.decoys import Decoys
+from worker.serving.residents import Resident, Residents
+from worker.serving.serve import Server
 from worker.settings import WorkerSettings
-from worker.work import Workplace
 
 BEAT_TIMEOUT_MS_MAX = 5_000.0
 MEASURE_SECONDS_MAX = 1.0

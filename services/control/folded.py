@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from domain.fleet import Fleet
-from domain.fold import fold
-from domain.states import State
-from domain.world import Ids, Limits, World
+from domain.deciding.world import Ids, Limits, World
+from domain.folding.fleet import Fleet
+from domain.folding.fold import fold
+from domain.folding.states import State
 from schemas.events import decode_event
 from services.eventlog.port import EventLog, LogRow
 

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from nats.aio.msg import Msg
 
-from domain.fleet import Fleet
+from domain.folding.fleet import Fleet
 from schemas import subjects
 from schemas.codes import Code
 from schemas.commands import BY_SUBJECT, RPC_ONLY, Command, SubmitEvidence

@@ -13,8 +13,8 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
-from domain.settle import Change
-from domain.states import WorkState
+from domain.deciding.settle import Change
+from domain.folding.states import WorkState
 from schemas import subjects
 from schemas.events import LeaseEnded, WorkRequested
 from schemas.work import Offer

@@ -17,7 +17,7 @@ import nats.micro
 import structlog
 from nats.aio.client import Client
 
-from domain.world import Ids
+from domain.deciding.world import Ids
 from schemas import subjects
 from schemas.live import LiveAnswer
 from services.bus import ensure_streams

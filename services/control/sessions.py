@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from domain.fleet import Fleet
+from domain.deciding.world import Ids, Limits
+from domain.folding.fleet import Fleet
+from domain.folding.states import NodeState
 from domain.inventory import agrees, unwanted
-from domain.states import NodeState
-from domain.world import Ids, Limits
 from schemas.commands import Command, ExpireLease, LoseSession, PassDeadline, ReconcileInventory
 from schemas.devices import DeviceReading
 from schemas.live import Beat, BeatReply, LiveAnswer

@@ -25,11 +25,11 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from domain.decide import decide
-from domain.naming import named_streams
-from domain.outcomes import Accepted, Outcome, Rejected
-from domain.settle import Change, enact, settle
-from domain.world import NotLoaded
+from domain.deciding.decide import decide
+from domain.deciding.naming import named_streams
+from domain.deciding.outcomes import Accepted, Outcome, Rejected
+from domain.deciding.settle import Change, enact, settle
+from domain.deciding.world import NotLoaded
 from schemas.codes import ADVICE, Code
 from schemas.commands import Command
 from schemas.events import TOPIC_OF, encode_event

@@ -14,8 +14,8 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
-from domain.fold import fold
-from domain.states import State
+from domain.folding.fold import fold
+from domain.folding.states import State
 from projections.project import Rows, project
 from schemas import subjects
 from schemas.events import decode_event

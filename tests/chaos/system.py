@@ -21,6 +21,7 @@ import nats.errors
 import nats.js.errors
 import psutil
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from benchmarks.serving import deployed
 from projections.rows import DeploymentRow, ResidencyRow, WorkRow
@@ -39,9 +40,9 @@ from services.settings import Settings
 from tests.chaos.invariants import whole
 from tests.chaos.plane import ChaosPlane
 from tests.chaos.report import recovered
-from tests.chaos.waiting import eventually, found
+from tests.chaos.waiting import WAIT_S, eventually, found
 
-TERMS = {"session_ms": 6_000, "beat_ms": 500, "leader_ms": 2_000, "lease_ms": 10_000}
+TERMS = {"session_ms": 8_000, "beat_ms": 500, "leader_ms": 2_000, "lease_ms": 10_000}
 NODE = "local"
 REQUEST_S = 1.0
 INVOKE_S = 10.0
@@ -92,6 +93,24 @@ class System:
             return live if live is not None and live.serving and int(live.generation) > int(after) else None
 
         return await found(look, f"a worker serves with a generation after {after}")
+
+    async def heartbeat_answered(self) -> None:
+        """See one heartbeat of the worker and its answer on the bus: the session has a full term from now."""
+        asked: set[str] = set()
+        answered = asyncio.Event()
+
+        async def on_beat(message: Msg) -> None:
+            asked.add(message.reply)
+
+        async def on_answer(message: Msg) -> None:
+            if message.subject in asked:
+                answered.set()
+
+        seen = [await self.nc.subscribe("_INBOX.>", cb=on_answer)]
+        seen.append(await self.nc.subscribe(subjects.beat_subject(NODE), cb=on_beat))
+        await asyncio.wait_for(answered.wait(), WAIT_S)
+        for subscription in seen:
+            await subscription.unsubscribe()
 
     async def work(self, work_id: str) -> WorkRow | None:
         rows = await self.rows("work", {"id": work_id})
@@ -161,7 +180,7 @@ class System:
         async def look() -> int | None:
             for process in psutil.Process(worker).children():
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    if "worker.child_main" in process.cmdline():
+                    if "worker.model.child_main" in process.cmdline():
                         return int(process.pid)
             return None
 

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Struct
 
 from domain.circuits import BACKOFF_MS_MIN, ENDS_MAX
-from domain.states import CandidateState, State
+from domain.folding.states import CandidateState, State
 from schemas import commands as c
 from schemas import evidence as se
 from schemas.canonical import digest_of

@@ -39,7 +39,7 @@ from services.embedded.nats import NatsServer
 from services.embedded.nats_conf import CONTROL
 from tests.integration.fake_control import FakeControl, Item
 from tests.integration.worker_process import WorkerProcess, artifact_id, copy_model, manifest
-from worker.processes import identify
+from worker.model.processes import identify
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -20,11 +20,12 @@ from schemas.codes import Code, Refusal
 from schemas.environments import Device, RuntimeEnvironment
 from schemas.evidence import Attempt, Health, OfflineProof, Reading
 from tests.simulation.loop import PROCESS, Process, SimLoop
-from worker import artifacts, clock, frames
+from worker import artifacts, clock
 from worker.adapters.contract import Inspection
-from worker.child import Exit
-from worker.measure import DeviceUse
-from worker.processes import Identity
+from worker.model import frames
+from worker.model.child import Exit
+from worker.model.measure import DeviceUse
+from worker.model.processes import Identity
 
 ENVIRONMENT = RuntimeEnvironment(
     python="3.11", platform="simulated", worker="0", packages={}, adapters={"sentence_transformers": "1"},
@@ -62,7 +63,7 @@ class Host:
 
 
 class SimModelProcess:
-    """As worker.child.ModelProcess."""
+    """As worker.model.child.ModelProcess."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -171,16 +172,16 @@ def on_machine(host: Host) -> Iterator[None]:
         return uuid.UUID(int=host.rng.getrandbits(128), version=4)
 
     seams = {
-        "worker.loading.ModelProcess.spawn": spawn,
-        "worker.loading.PeakSampler": _Sampler,
-        "worker.loading.process_bytes": process_bytes,
-        "worker.loading.device_use": device_use,
-        "worker.measure.process_bytes": process_bytes,
-        "worker.measure.is_alive": lambda identity: identity.pid in host.alive,
-        "worker.residents.process_bytes": process_bytes,
-        "worker.work.artifacts.verify": verify,
-        "worker.work.artifacts.folder_path": lambda root, location: f"/nowhere/{location}",
-        "worker.work.registry.inspect": inspect,
+        "worker.model.loading.ModelProcess.spawn": spawn,
+        "worker.model.loading.PeakSampler": _Sampler,
+        "worker.model.loading.process_bytes": process_bytes,
+        "worker.model.loading.device_use": device_use,
+        "worker.model.measure.process_bytes": process_bytes,
+        "worker.model.measure.is_alive": lambda identity: identity.pid in host.alive,
+        "worker.serving.residents.process_bytes": process_bytes,
+        "worker.duty.work.artifacts.verify": verify,
+        "worker.duty.work.artifacts.folder_path": lambda root, location: f"/nowhere/{location}",
+        "worker.duty.work.registry.inspect": inspect,
         "worker.agent.sweep": lambda folder: 0,
         "worker.agent.Decoys": _Decoys,
         "worker.agent.capabilities": lambda: {"sentence_transformers": ["embedding"]},

@@ -14,7 +14,7 @@ from unittest import mock
 from msgspec.structs import replace
 
 import domain.evidence
-import domain.fencing
+import domain.folding.fencing
 import domain.leases
 from services.eventlog.memory import MemoryLog
 
@@ -30,7 +30,7 @@ def _patched(names: dict[str, Any]) -> Callable[[], contextlib.AbstractContextMa
     return patch
 
 
-_fence_work = domain.fencing.fence_work
+_fence_work = domain.folding.fencing.fence_work
 _claim_refused = domain.leases._claim_refused
 _append = MemoryLog.append
 
@@ -62,11 +62,13 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
         {
             "domain.evidence.fence_session": lambda node, generation: None,
             "domain.evidence.fence_work": _any_generation,
-            "domain.fold.fence_work": _any_generation,
+            "domain.folding.fold.fence_work": _any_generation,
             "domain.leases._claim_refused": _claimed_by_anyone,
         }
     ),
-    "attempt check": _patched({"domain.evidence.fence_work": _any_attempt, "domain.fold.fence_work": _any_attempt}),
+    "attempt check": _patched(
+        {"domain.evidence.fence_work": _any_attempt, "domain.folding.fold.fence_work": _any_attempt}
+    ),
     "self-stop": _patched({"worker.session.margin_ms": lambda term_ms: -1e12}),  # its term never ends
     "receipt": _patched(
         {

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from domain.fold import fold
+from domain.folding.fold import fold
 from schemas import subjects
 from schemas.events import Event, decode_event
 from services.control.serve import ControlPlane, Terms

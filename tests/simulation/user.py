@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import nats.errors
 
-from domain.states import DeploymentState, NodeState, WorkState
+from domain.folding.states import DeploymentState, NodeState, WorkState
 from schemas import subjects
 from schemas.codes import Code
 from schemas.live import LiveAnswer

@@ -133,7 +133,7 @@ def test_the_hand_written_tables_are_closed_over_the_contract() -> None:
 
 def test_events_belong_to_the_streams_that_the_domain_folds_them_into() -> None:
     """The noun is the state's name: ArtifactState is folded from the `artifact-` streams."""
-    fold = importlib.import_module("domain.fold")
+    fold = importlib.import_module("domain.folding.fold")
     folded: dict[type[events.Event], tuple[str, ...]]
     folded = {event: (begin.__annotations__["return"],) for event, begin in fold._BEGIN.items()}
     folded |= {event: tuple(state.__name__ for state in step[0]) for event, step in fold._STEP.items()}

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from nats.js.api import RetentionPolicy
 
-from domain.decide import decide
-from domain.fleet import Fleet
-from domain.fold import fold
-from domain.outcomes import Accepted
-from domain.world import NotLoaded, World
+from domain.deciding.decide import decide
+from domain.deciding.outcomes import Accepted
+from domain.deciding.world import NotLoaded, World
+from domain.folding.fleet import Fleet
+from domain.folding.fold import fold
 from projections.rows import TABLES
 from schemas import commands, evidence, subjects
 from schemas.environments import fingerprint

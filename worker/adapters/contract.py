@@ -25,7 +25,7 @@ from msgspec import Struct
 from schemas.artifacts import FileEntry
 from schemas.evidence import Health, Reason
 from schemas.profiles import RuntimeProfile
-from worker.frames import Embed, Facts, Refused, Rows
+from worker.model.frames import Embed, Facts, Refused, Rows
 
 
 class Inspection(Struct, frozen=True):

@@ -29,7 +29,7 @@ from schemas.evidence import Health
 from schemas.profiles import RuntimeProfile
 from worker.adapters.contract import Inspection
 from worker.adapters.sentence_transformers_files import inspect_files
-from worker.frames import Embed, Facts, Refused, Rows
+from worker.model.frames import Embed, Facts, Refused, Rows
 
 HEALTH_TEXT = "The quick brown fox jumps over the lazy dog."
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from domain.settle import Change
+from domain.deciding.settle import Change
 from schemas.commands import Command
 from schemas.events import TOPIC_OF, encode_event
 from schemas.replies import Reply

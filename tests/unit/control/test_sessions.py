@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from domain.outcomes import Accepted
+from domain.deciding.outcomes import Accepted
 from schemas import commands as c
 from schemas.commands import Command
 from schemas.devices import DeviceReading

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from domain.outcomes import Accepted
+from domain.deciding.outcomes import Accepted
 from schemas import commands as c
 from schemas.artifacts import FileEntry
 from schemas.codes import Code

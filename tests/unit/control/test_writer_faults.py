@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from domain.states import DeploymentState
+from domain.folding.states import DeploymentState
 from schemas import commands as c
 from schemas.codes import Code
 from schemas.replies import Reply

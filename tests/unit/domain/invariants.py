@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from domain.circuits import ENDS_MAX
-from domain.fleet import HOLDING, Fleet
-from domain.states import CandidateState, DeploymentState, State, WorkState
+from domain.folding.fleet import HOLDING, Fleet
+from domain.folding.states import CandidateState, DeploymentState, State, WorkState
 from schemas import events as ev
 from tests.unit.domain.story import Story, folded
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from domain.audit import Auditor
-from domain.decide import decide
-from domain.fleet import Fleet
-from domain.fold import fold
-from domain.outcomes import Accepted, Outcome, Rejected
-from domain.settle import enact, settle
-from domain.states import CandidateState, DeploymentState, NodeState, State, WorkState
-from domain.world import NotLoaded, World
+from domain.deciding.decide import decide
+from domain.deciding.outcomes import Accepted, Outcome, Rejected
+from domain.deciding.settle import enact, settle
+from domain.deciding.world import NotLoaded, World
+from domain.folding.fleet import Fleet
+from domain.folding.fold import fold
+from domain.folding.states import CandidateState, DeploymentState, NodeState, State, WorkState
 from schemas import commands as c
 from schemas import evidence as se
 from schemas.artifacts import FileEntry

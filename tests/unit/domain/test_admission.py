@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from domain.admission import available_bytes, device_bytes
-from domain.states import CandidateState
+from domain.folding.states import CandidateState
 from schemas import commands as c
 from schemas import events as ev
 from schemas import evidence as se

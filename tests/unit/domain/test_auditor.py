@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from domain import audit
-from domain.states import CandidateState
+from domain.folding.states import CandidateState
 from schemas import commands as c
 from schemas import events as ev
 from schemas import evidence as se

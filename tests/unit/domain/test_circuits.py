@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from domain.circuits import BACKOFF_MS_MAX, BACKOFF_MS_MIN, ENDS_MAX, WINDOW_MS, backoff_ms
-from domain.outcomes import Accepted, Rejected
-from domain.states import Circuit, DeploymentState
+from domain.deciding.outcomes import Accepted, Rejected
+from domain.folding.states import Circuit, DeploymentState
 from schemas import commands as c
 from schemas import events as ev
 from schemas import evidence as se

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from domain.fold import evidence_digest
-from domain.outcomes import Rejected
-from domain.states import CandidateState
+from domain.deciding.outcomes import Rejected
+from domain.folding.fold import evidence_digest
+from domain.folding.states import CandidateState
 from schemas import commands as c
 from schemas import events as ev
 from schemas import evidence as se

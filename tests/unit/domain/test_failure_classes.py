@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from domain.states import WorkState
+from domain.folding.states import WorkState
 from projections.project import work_row
 from schemas import commands as c
 from schemas import events as ev

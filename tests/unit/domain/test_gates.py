@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from domain.states import ArtifactState, CandidateState, DeploymentState, ProfileState
+from domain.folding.states import ArtifactState, CandidateState, DeploymentState, ProfileState
 from schemas import commands as c
 from schemas import events as ev
 from schemas.codes import Code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from domain.outcomes import Accepted
+from domain.deciding.outcomes import Accepted
 from schemas import commands as c
 from schemas import events as ev
 from schemas import evidence as se

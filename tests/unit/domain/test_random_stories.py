@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from domain.outcomes import Accepted, Outcome
-from domain.states import CandidateState, DeploymentState, NodeState, State, WorkState
+from domain.deciding.outcomes import Accepted, Outcome
+from domain.folding.states import CandidateState, DeploymentState, NodeState, State, WorkState
 from schemas import commands as c
 from schemas import evidence as se
 from schemas.codes import Code

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from domain.outcomes import Accepted, Recorded
-from domain.settle import settle
-from domain.world import NotLoaded
+from domain.deciding.outcomes import Accepted, Recorded
+from domain.deciding.settle import settle
+from domain.deciding.world import NotLoaded
 from schemas import events as ev
 from tests.unit.domain.story import Story
 

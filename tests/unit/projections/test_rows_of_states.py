@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from domain.circuits import BACKOFF_MS_MIN, ENDS_MAX
-from domain.fold import fold
-from domain.states import State
+from domain.folding.fold import fold
+from domain.folding.states import State
 from projections.project import Rows, project
 from projections.rows import TABLES, ResidencyRow, Row
 from schemas import commands as c

@@ -17,8 +17,8 @@ import pytest
 
 from schemas.devices import DeviceReading
 from schemas.environments import Device, RuntimeEnvironment
-from worker import accelerator as a
-from worker.accelerator import NoAccelerator, Nvml, accelerator_of, attribute, child_pids
+from worker.model import accelerator as a
+from worker.model.accelerator import NoAccelerator, Nvml, accelerator_of, attribute, child_pids
 
 GIB = 1024**3
 Processes = Sequence[tuple[int, int | None]]

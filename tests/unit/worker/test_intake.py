@@ -9,8 +9,8 @@ from typing import Any
 from schemas.codes import Code, Refusal
 from schemas.profiles import Limits, RuntimeProfile
 from schemas.serving import EmbedRequest, EmbedResult, Failure, ServeAnswer
-from worker import frames
-from worker.intake import Intake
+from worker.model import frames
+from worker.serving.intake import Intake
 
 
 class PlayedProcess:

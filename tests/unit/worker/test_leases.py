@@ -10,8 +10,8 @@ from schemas.devices import DeviceReading
 from schemas.live import Beat, BeatReply
 from schemas.replies import Reply
 from schemas.work import VerifySpec, WorkOrder
-from worker.control import Unreachable
-from worker.leases import Lease, Lost, claim, margin_ms
+from worker.duty.control import Unreachable
+from worker.duty.leases import Lease, Lost, claim, margin_ms
 
 TERM_MS = 10_000
 ORDER = WorkOrder(

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from schemas.evidence import Evidence, Progress, SignedEvidence, Verified
 from schemas.tokens import UNCONFIRMED_EVIDENCE_MAX
-from worker.outbox import PROGRESS_ROOM, Outbox, public_key
+from worker.duty.outbox import PROGRESS_ROOM, Outbox, public_key
 
 STATEMENT = Verified("somewhere", 1, 2, 3.0)
 
@@ -73,7 +73,7 @@ async def test_order_survives_a_bus_that_fails() -> None:
 
 
 async def test_kept_until_confirmed_and_sent_again_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.outbox.RESEND_MS", 0.0)
+    monkeypatch.setattr("worker.duty.outbox.RESEND_MS", 0.0)
     bus = Bus()
     box, _ = outbox(bus)
     confirmed = await box.add("work-1", 1, STATEMENT)

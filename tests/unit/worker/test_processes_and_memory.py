@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from schemas.profiles import RuntimeProfile
-from worker.child import Exit, child_environment
-from worker.measure import LoadReadings, _attribute, device_use, oom_kills, process_bytes
-from worker.processes import Identity, Record, identify, is_alive, sweep, system_boot_id, write_record
+from worker.model.child import Exit, child_environment
+from worker.model.measure import LoadReadings, _attribute, device_use, oom_kills, process_bytes
+from worker.model.processes import Identity, Record, identify, is_alive, sweep, system_boot_id, write_record
 from worker.settings import SettingsError, read_settings
 
 PROFILE = RuntimeProfile(adapter="sentence_transformers", task="embedding")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from worker.decoys import Decoys
 from worker.sandbox import landlock, seccomp
 from worker.sandbox.confinement import LAYERS
+from worker.sandbox.decoys import Decoys
 from worker.sandbox.escape import ATTEMPTS
 
 INSIDE = """

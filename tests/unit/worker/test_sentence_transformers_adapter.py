@@ -15,7 +15,7 @@ import pytest
 from schemas.codes import Code, Refusal
 from schemas.profiles import RuntimeProfile
 from worker.adapters.sentence_transformers import SentenceTransformersAdapter
-from worker.frames import Embed, Refused, Rows
+from worker.model.frames import Embed, Refused, Rows
 
 PROFILE = RuntimeProfile(adapter="sentence_transformers", task="embedding", prompts={"query": "query: "})
 TEXTS = ["short", "a considerably longer sentence than the first one", "", "漢字"]

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from schemas.evidence import Memory, Reading
 from schemas.profiles import RuntimeProfile
-from worker.accelerator import attribute
-from worker.processes import Identity, is_alive
+from worker.model.accelerator import attribute
+from worker.model.processes import Identity, is_alive
 
 SAMPLE_SECONDS = 0.1
 DEVICE_SLACK_BYTES = 64 * 1024 * 1024  # a driver's own bookkeeping may move by this much around one load

@@ -21,9 +21,9 @@ from schemas.work import AssessSpec, JobSpec, ProbeSpec, VerifySpec, WorkOrder
 from worker import artifacts
 from worker.adapters import registry
 from worker.adapters.contract import Inspection
-from worker.loading import LoadedModel, OnStage, check_health, load_model, unload_model
-from worker.residents import Resident, Residents
+from worker.model.loading import LoadedModel, OnStage, check_health, load_model, unload_model
 from worker.sandbox.escape import Targets
+from worker.serving.residents import Resident, Residents
 
 HASH_BYTES_MAX_TO_ASSESS = 16 * 1024 * 1024  # larger files are compared by size: only their headers are read
 REASONS_MAX = 64

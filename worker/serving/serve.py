@@ -20,8 +20,8 @@ from schemas.codes import Code
 from schemas.serving import EmbedRequest, EmbedResult, ServeAnswer
 from schemas.subjects import serve_subject
 from schemas.tokens import MESSAGE_BYTES_MAX
-from worker.intake import Intake, failure
-from worker.residents import Residents
+from worker.serving.intake import Intake, failure
+from worker.serving.residents import Residents
 
 _log = structlog.get_logger(__name__)
 _decoder = msgspec.msgpack.Decoder(EmbedRequest)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from domain.fold import fold
-from domain.outcomes import Accepted
-from domain.states import State
-from domain.world import NotLoaded, World
+from domain.deciding.outcomes import Accepted
+from domain.deciding.world import NotLoaded, World
+from domain.folding.fold import fold
+from domain.folding.states import State
 from schemas.events import DeploymentCreated, Event, WorkRequested
 
 # Their ids were made while deciding, so their streams are empty; the log's key catches a collision.

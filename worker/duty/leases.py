@@ -23,7 +23,7 @@ from schemas.devices import DeviceReading
 from schemas.replies import Reply
 from schemas.work import WorkOrder
 from worker.clock import local_ms
-from worker.control import Control, Unreachable, new_command_id
+from worker.duty.control import Control, Unreachable, new_command_id
 
 MARGIN_SHARE = 0.1  # of the term; at least MARGIN_MS_MIN
 MARGIN_MS_MIN = 50.0

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from domain import artifacts, circuits, evidence, gates, inventory, jobs, leases, nodes
-from domain.outcomes import Outcome
-from domain.world import World
+from domain.deciding.outcomes import Outcome
+from domain.deciding.world import World
 from schemas import commands as c
 
 _HANDLERS: dict[type[c.Command], Callable[[Any, World], Outcome]] = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
-from domain.fleet import Fleet
-from domain.states import State, stream_of
+from domain.folding.fleet import Fleet
+from domain.folding.states import State, stream_of
 from schemas.commands import Command
 
 S = TypeVar("S", bound=State)

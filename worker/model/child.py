@@ -24,9 +24,9 @@ from msgspec import Struct
 
 from schemas.codes import Code, Refusal
 from schemas.profiles import RuntimeProfile
-from worker import frames
-from worker.measure import oom_kills
-from worker.processes import Identity, Record, identify, kill_group, system_boot_id, write_record
+from worker.model import frames
+from worker.model.measure import oom_kills
+from worker.model.processes import Identity, Record, identify, kill_group, system_boot_id, write_record
 
 OUTPUT_TAIL_BYTES_MAX = 4_096
 KILL_WAIT_SECONDS_MAX = 30.0  # a process in uninterruptible sleep can't be ended faster by anybody
@@ -94,7 +94,7 @@ class ModelProcess:
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-s", "-P", "-m", "worker.child_main", str(theirs.fileno()), str(os.getpid())),
+                *(sys.executable, "-s", "-P", "-m", "worker.model.child_main", str(theirs.fileno()), str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -211,7 +211,7 @@ class ModelProcess:
 
 def child_environment(scratch: Path, profile: RuntimeProfile) -> dict[str, str]:
     """The whole environment of a model process."""
-    source_root = str(Path(__file__).resolve().parents[1])
+    source_root = str(Path(__file__).resolve().parents[2])
     threads = str(profile.threads)
     return {
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},

@@ -14,8 +14,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from domain import circuits
-from domain.fencing import fence_circuit, fence_grant, fence_residency, fence_session, fence_work
-from domain.states import (
+from domain.folding.fencing import fence_circuit, fence_grant, fence_residency, fence_session, fence_work
+from domain.folding.states import (
     ArtifactState,
     CandidateState,
     Circuit,
@@ -279,4 +279,4 @@ _STEP: dict[type[ev.Event], tuple[tuple[type[State], ...], Callable[[Any, Any], 
     ev.CircuitClosed: ((DeploymentState,), _circuit_closed),
 }
 if set(_BEGIN) | set(_STEP) != set(ev.TOPICS.values()):
-    raise RuntimeError("every topic needs a meaning in domain.fold")
+    raise RuntimeError("every topic needs a meaning in domain.folding.fold")

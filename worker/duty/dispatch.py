@@ -24,11 +24,11 @@ from schemas.evidence import Progress, Statement, WorkCancelled, WorkFailed
 from schemas.tokens import OPEN_WORK_PER_NODE_MAX
 from schemas.work import Offer, WorkKind
 from worker.cancellation import end_tasks
-from worker.control import Control
-from worker.leases import Lease, Lost, Measure, claim, nothing_measured
-from worker.loading import OnStage, ProgressStage
-from worker.outbox import Outbox
-from worker.work import Workplace, execute
+from worker.duty.control import Control
+from worker.duty.leases import Lease, Lost, Measure, claim, nothing_measured
+from worker.duty.outbox import Outbox
+from worker.duty.work import Workplace, execute
+from worker.model.loading import OnStage, ProgressStage
 
 SLOTS_HEAVY = 2
 HEAVY: frozenset[WorkKind] = frozenset({"verify", "assess", "probe", "load"})

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from schemas.codes import ADVICE, Code, Refusal
 from schemas.serving import EmbedRequest, EmbedResult, Failure, ServeAnswer
 from schemas.tokens import MESSAGE_BYTES_MAX
-from worker import frames
-from worker.loading import LoadedModel
+from worker.model import frames
+from worker.model.loading import LoadedModel
 
 HUNG_FACTOR = 2
 ANSWER_OVERHEAD_BYTES = 1_024  # field names, digests and numbers around the vectors

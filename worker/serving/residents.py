@@ -25,11 +25,11 @@ from schemas.live import InventoryEntry, ResidentState
 from schemas.live import Resident as LiveResident
 from schemas.profiles import RuntimeProfile
 from schemas.tokens import RESIDENTS_PER_NODE_MAX
-from worker.child import Exit
 from worker.clock import epoch_ms
-from worker.intake import Intake
-from worker.loading import LoadedModel, unload_model
-from worker.measure import process_bytes
+from worker.model.child import Exit
+from worker.model.loading import LoadedModel, unload_model
+from worker.model.measure import process_bytes
+from worker.serving.intake import Intake
 
 LOAD_ROUNDS_MAX = 8  # how often one load waits for another's outcome before it gives up
 _log = structlog.get_logger(__name__)

@@ -1,7 +1,7 @@
-"""The model process: `python -m worker.child_main <link fd> <parent pid>`.
+"""The model process: `python -m worker.model.child_main <link fd> <parent pid>`.
 
 One process, one model, one thread of control. It dies with its parent (the kernel sees to that; a parent
-that was gone before is noticed), answers each request of `worker.frames` in order and ends when the link
+that was gone before is noticed), answers each request of `worker.model.frames` in order and ends when the link
 closes or after `Unload`. Inference runs inline: a thread would cost latency and throughput. It never
 speaks to the bus; what it may reach is decided by `Confine`, the first request.
 """
@@ -16,9 +16,9 @@ import traceback
 from pathlib import Path
 
 from schemas.codes import Code, Refusal
-from worker import frames
 from worker.adapters.contract import RuntimeAdapter
 from worker.adapters.registry import ADAPTERS
+from worker.model import frames
 from worker.sandbox import escape, kernel
 from worker.sandbox.confinement import confine
 

@@ -21,10 +21,10 @@ from msgspec import Struct
 from schemas.codes import Code, Refusal
 from schemas.evidence import Health, Memory, OfflineProof, Reading
 from schemas.profiles import RuntimeProfile
-from worker import frames
-from worker.child import Exit, ModelProcess
 from worker.clock import local_ms
-from worker.measure import NO_ALLOCATOR, LoadReadings, PeakSampler, device_use, process_bytes
+from worker.model import frames
+from worker.model.child import Exit, ModelProcess
+from worker.model.measure import NO_ALLOCATOR, LoadReadings, PeakSampler, device_use, process_bytes
 from worker.sandbox.confinement import Policy
 from worker.sandbox.escape import Targets
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from domain.states import DeploymentState, NodeState, State, WorkState
+from domain.folding.states import DeploymentState, NodeState, State, WorkState
 from schemas.devices import Reservation
 
 HOLDING = frozenset({"loading", "resident", "draining", "unloading"})

@@ -8,7 +8,7 @@ seen. Each function returns None where the speaker may speak, else the reason wh
 
 from __future__ import annotations
 
-from domain.states import DeploymentState, NodeState, WorkState
+from domain.folding.states import DeploymentState, NodeState, WorkState
 from schemas.codes import Code
 
 

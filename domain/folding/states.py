@@ -1,4 +1,4 @@
-"""The folded state of each kind of stream. Immutable; `domain.fold` makes the next from an event.
+"""The folded state of each kind of stream. Immutable; `domain.folding.fold` makes the next from an event.
 
 `gc=False`: none of these can be part of a cycle, and a writer holds hundreds of thousands of them, which
 the collector would otherwise walk again and again.

@@ -1,0 +1,1 @@
+"""One model process: started, confined, asked, measured, ended."""
