@@ -7,6 +7,7 @@ EVENTS, in the tables) and the model, where there is one, answered an invocation
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
 import time
