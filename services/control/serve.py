@@ -74,9 +74,11 @@ class ControlPlane:
         self.writer = Writer(self._log, self.folded, self._clock, self.leadership.epoch, Announcer(self._nc))
         self.sessions = Sessions(fleet, self._terms, self._clock, self._ids)
         self.intake = Intake(self.writer, self.sessions, fleet, self.leadership.holds)
+        # A queue group of its own: a predecessor that stands still (stopped, say) must not be handed requests.
         self._service = await nats.micro.add_service(
-            self._nc, name="tenure-control", version="1.0.0", description="commands"
-        )
+            self._nc, name="tenure-control", version="1.0.0", description="commands",
+            queue_group=f"epoch-{self.leadership.epoch}",
+        )  # fmt: skip
         await self._service.add_endpoint(name="commands", subject=f"{subjects.RPC}.>", handler=self.intake.on_rpc)
         self._beats = await self._nc.subscribe(f"{subjects.BEAT}.*", cb=self.intake.on_beat)
         log.info("control.ready", epoch=self.leadership.epoch, events=read, stale=self.folded.stale)
