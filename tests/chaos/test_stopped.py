@@ -86,8 +86,8 @@ async def test_a_control_plane_that_was_stopped_finds_another_one_active(running
             return (await running.log.leader()).holder == STANDBY
 
         await eventually(taken, "the standby has taken over")
-        # The bus goes on giving the stopped one its share of the requests; a sender that hears nothing asks again.
         assert await running.recovered("control: stopped, a standby takes over", begun) == generation
+        await load.more(UNDER_LOAD)  # the bus gives the stopped one none of them
 
     async def ended() -> bool:
         return ("control", EXIT_SUPERSEDED) in _ends(running)
