@@ -102,7 +102,7 @@ def test_length_limit_truncates_and_says_so_or_refuses(folder: Path, adapters: l
 
 
 def test_nan_refuses_its_own_invocation_only(folder: Path, adapters: list[Any]) -> None:
-    """F23: one damaged row in a mixed batch."""
+    """One damaged row in a mixed batch."""
     adapter = started(folder, adapters)
     model = adapter._model
     token = model.tokenizer.convert_tokens_to_ids("poison")
