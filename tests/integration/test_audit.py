@@ -132,7 +132,8 @@ async def test_an_event_that_was_deleted_is_a_violation(told: Told) -> None:
         ("UPDATE view.work SET result = '{}' WHERE kind = 'probe'", "the table has other values than the log"),
         ("DELETE FROM view.node", "not in the table"),
         ("INSERT INTO view.candidate SELECT 'forged', position, digest, artifact_id, profile_id, fingerprint, node_id, "
-         "probe_id, adapter, task, status, production, approved_by, approved_at_ms, created_at_ms FROM view.candidate LIMIT 1",
+         "probe_id, adapter, task, status, production, approved_by, approved_at_ms, created_at_ms FROM view.candidate "
+         "LIMIT 1",
          "not in the log"),
     ],
 )  # fmt: skip
