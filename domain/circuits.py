@@ -19,6 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from domain.bindings import bound
 from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
 from domain.deciding.world import World
 from domain.folding.states import Circuit, DeploymentState, End, stream_of
@@ -96,13 +97,9 @@ def load_refused(deployment: DeploymentState, node_id: str, now_ms: int) -> Reje
 
 def close(command: CloseCircuit, world: World) -> Outcome:
     """A person says that the cause is gone. Where nothing is open, that holds already."""
-    deployment = world.get(DeploymentState, "deployment", command.deployment_id)
-    if deployment is None:
-        return Rejected(Code.UNKNOWN_STREAM, f"there is no deployment {command.deployment_id}")
-    if deployment.retired:
-        return Rejected(Code.RESIDENCY_CONFLICT, f"deployment {deployment.name} is retired")
-    if command.node_id not in deployment.node_ids:
-        return Rejected(Code.RESIDENCY_CONFLICT, f"deployment {deployment.name} is not bound to node {command.node_id}")
+    deployment = bound(command.deployment_id, command.node_id, world)
+    if isinstance(deployment, Rejected):
+        return deployment
     result: dict[str, Any] = {"deployment_id": deployment.deployment_id, "node_id": command.node_id}
     circuit = deployment.circuits.get(command.node_id)
     if circuit is None or circuit.until_ms is None:

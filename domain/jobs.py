@@ -10,6 +10,7 @@ deployment and would reach what the load brings. What ended by itself too often 
 from __future__ import annotations
 
 from domain import circuits
+from domain.bindings import bound
 from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
 from domain.deciding.world import World
 from domain.folding.states import CandidateState, DeploymentState, NodeState, stream_of
@@ -33,13 +34,9 @@ DONE_IN = {"load": ("resident",), "drain": ("draining",), "unload": ("absent",),
 
 
 def request(command: RequestJob, world: World) -> Outcome:
-    deployment = world.get(DeploymentState, "deployment", command.deployment_id)
-    if deployment is None:
-        return Rejected(Code.UNKNOWN_STREAM, f"there is no deployment {command.deployment_id}")
-    if deployment.retired:
-        return Rejected(Code.RESIDENCY_CONFLICT, f"deployment {deployment.name} is retired")
-    if command.node_id not in deployment.node_ids:
-        return Rejected(Code.RESIDENCY_CONFLICT, f"deployment {deployment.name} is not bound to node {command.node_id}")
+    deployment = bound(command.deployment_id, command.node_id, world)
+    if isinstance(deployment, Rejected):
+        return deployment
     verb, state = command.verb, deployment.residency(command.node_id)
     running = world.fleet.open_job(deployment.deployment_id, command.node_id, verb)
     if running is not None and verb != "health":

@@ -194,7 +194,7 @@ class Writer:
             except NotLoaded as need:
                 await self._folded.load([need.stream])
                 continue
-            except Exception:
+            except Exception:  # a defect in one decision is told to its sender and must not end the writer
                 log.exception("decide.failed", command=type(command).__name__, command_id=command.command_id)
                 outcome, new = Rejected(Code.INTERNAL_ERROR, "deciding this command failed"), []
             break

@@ -97,4 +97,4 @@ def sweep(folder: Path) -> int:
 def _wait_gone(identities: list[Identity]) -> None:
     until = time.monotonic() + SWEEP_SECONDS_MAX
     while any(is_alive(identity) for identity in identities) and time.monotonic() < until:
-        time.sleep(0.01)
+        time.sleep(0.01)  # a kernel tells of the end of processes that are not our children only when asked
