@@ -69,6 +69,7 @@ def _residencies(before: State | None, after: DeploymentState, position: int, ro
             circuit_cause=circuit.message if circuit is not None and is_open else None,
             circuit_openings=circuit.openings if circuit is not None and is_open else None,
             reserved_bytes=held.reserved.needed_bytes if held.reserved is not None else None,
+            reserved_device=held.reserved.device_index if held.reserved is not None else None,
         )  # fmt: skip
 
 
@@ -96,6 +97,7 @@ def node_row(s: NodeState, position: int) -> NodeRow:
 
 def work_row(s: WorkState, position: int) -> WorkRow:
     spec = s.spec
+    reserved = s.reserved if s.lease is not None else None  # it ends with the lease
     return WorkRow(
         id=s.work_id, position=position, kind=s.kind, node_id=s.node_id, stage=s.stage, attempt=s.attempt,
         generation=s.generation, lease_until_ms=s.lease.until_ms if s.lease is not None else None,
@@ -104,6 +106,8 @@ def work_row(s: WorkState, position: int) -> WorkRow:
         cancel_requested=s.cancel_requested, code=str(s.code) if s.code is not None else None, message=s.message,
         result=_plain(s.result) if s.result is not None else {}, rejected_evidence=s.rejected_evidence,
         requested_at_ms=s.requested_at_ms, deadline_ms=s.deadline_ms, ended_at_ms=s.ended_at_ms,
+        reserved_bytes=reserved.needed_bytes if reserved is not None else None,
+        reserved_device=reserved.device_index if reserved is not None else None,
     )  # fmt: skip
 
 

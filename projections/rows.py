@@ -50,7 +50,10 @@ class NodeRow(Row, frozen=True, kw_only=True):
 
 
 class WorkRow(Row, frozen=True, kw_only=True):
-    """Any leased work: verify, assess, probe, load, health, drain, unload. `result` is the final statement."""
+    """Any leased work: verify, assess, probe, load, health, drain, unload. `result` is the final statement.
+
+    `reserved_bytes` of the node's device `reserved_device` are kept for it as long as its lease lasts.
+    """
 
     kind: str
     node_id: str
@@ -70,6 +73,8 @@ class WorkRow(Row, frozen=True, kw_only=True):
     requested_at_ms: int
     deadline_ms: int
     ended_at_ms: int | None
+    reserved_bytes: int | None = None
+    reserved_device: int | None = None
 
 
 class CandidateRow(Row, frozen=True, kw_only=True):
@@ -107,7 +112,8 @@ class ResidencyRow(Row, frozen=True, kw_only=True):
     """`id` is `<deployment id>.<node id>`.
 
     The circuit's columns are None while it is closed. Before `circuit_until_ms` loads are refused with
-    RUNTIME_CRASH_LOOP because of `circuit_cause`; after it, one load may try. `reserved_bytes` is device memory.
+    RUNTIME_CRASH_LOOP because of `circuit_cause`; after it, one load may try. `reserved_bytes` is memory of
+    the node's device `reserved_device`.
     """
 
     deployment_id: str
@@ -121,6 +127,7 @@ class ResidencyRow(Row, frozen=True, kw_only=True):
     circuit_cause: str | None = None
     circuit_openings: int | None = None
     reserved_bytes: int | None = None
+    reserved_device: int | None = None
 
 
 TABLES: dict[str, type[Row]] = {

@@ -21,7 +21,7 @@ class DeviceReading(Struct, frozen=True, forbid_unknown_fields=True):
     """One device now. `own_bytes` is what this worker's processes hold, `external_bytes` what others do.
 
     The two are None where the driver does not attribute memory to our processes, as in a container with pids of
-    its own; total and used are measured even then.
+    its own; total and used are measured even then, and `unattributed` says why those two are not.
     """
 
     index: DeviceIndex
@@ -30,6 +30,7 @@ class DeviceReading(Struct, frozen=True, forbid_unknown_fields=True):
     own_bytes: ByteCount | None = None
     external_bytes: ByteCount | None = None
     unavailable: Annotated[str, Meta(max_length=400)] | None = None
+    unattributed: Annotated[str, Meta(max_length=400)] | None = None
 
 
 class Reservation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

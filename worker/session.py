@@ -17,7 +17,6 @@ from msgspec import Struct
 from nats.aio.client import Client
 
 from schemas.codes import Code
-from schemas.devices import DeviceReading
 from schemas.environments import RuntimeEnvironment
 from schemas.evidence import ResidentLost
 from schemas.live import Beat, BeatReply, LiveAnswer, inventory_digest
@@ -30,14 +29,14 @@ from worker.duty.leases import margin_ms
 from worker.duty.offers import OfferReader
 from worker.duty.outbox import Outbox
 from worker.duty.work import Workplace
-from worker.model.accelerator import NoAccelerator, accelerator_of
+from worker.model.accelerator import accelerator_of
+from worker.model.device_watch import DeviceWatch
 from worker.sandbox.decoys import Decoys
 from worker.serving.residents import Resident, Residents
 from worker.serving.serve import Server
 from worker.settings import WorkerSettings
 
 BEAT_TIMEOUT_MS_MAX = 5_000.0
-MEASURE_SECONDS_MAX = 1.0
 PUBLISH_SECONDS_MAX = 5.0
 WATCH_MS_MAX = 500.0
 CONFIRM_SECONDS_MAX = 5.0  # how long a stopping worker waits for its last evidence to be committed
@@ -82,10 +81,10 @@ class Session:
         self._outbox = Outbox(settings.node_id, self.generation, key, self._publish)
         self.residents = Residents(self.generation, environment, self._on_lost)
         place = Workplace(str(settings.artifact_root), settings.state, decoys.targets, environment, self.residents)
-        self._accelerator = accelerator_of(environment)
-        self._reading: asyncio.Future[list[DeviceReading]] | None = None
+        self._devices = DeviceWatch(accelerator_of(environment))
+        self._device_reserve_bytes: int | None = None
         self._dispatcher = Dispatcher(
-            control, self._outbox, place, settings.node_id, self.generation, self._device_readings
+            control, self._outbox, place, settings.node_id, self.generation, self._devices.read
         )
         self._offers = OfferReader(client, settings.node_id, self._dispatcher.offer)
         self._server = Server(client, settings.node_id, self.residents, self.is_valid)
@@ -113,6 +112,7 @@ class Session:
             await end_tasks(self._tasks)
             await self._offers.close()
             await self._server.close()
+            await self._devices.close()
         return end
 
     def _end(self, end: End) -> None:
@@ -129,7 +129,7 @@ class Session:
         """One heartbeat and what its reply says."""
         if not self.is_valid():
             return
-        devices = await self._device_readings()
+        self._devices.refresh()  # a beat waits for no driver
         sent_ms = local_ms()
         beat = Beat(
             node_id=self._settings.node_id,
@@ -137,7 +137,6 @@ class Session:
             boot_id=self._boot_id,
             inventory_digest=inventory_digest(self.residents.inventory()),
             unconfirmed=self._outbox.unconfirmed(),
-            devices=devices,
         )
         timeout_ms = min(max(self._beat_ms, self._session_ms / 4), BEAT_TIMEOUT_MS_MAX)
         try:
@@ -147,20 +146,6 @@ class Session:
             return
         await self._take(reply, sent_ms)
 
-    async def _device_readings(self) -> list[DeviceReading]:
-        """Measured now, in a thread of which there is one at most; a beat must not wait long on a driver that hangs."""
-        if isinstance(self._accelerator, NoAccelerator):
-            return []
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(asyncio.to_thread(self._accelerator.read))
-        reading = self._reading
-        done, _ = await asyncio.wait([reading], timeout=MEASURE_SECONDS_MAX)
-        error = reading.exception() if done else TimeoutError(f"no answer within {MEASURE_SECONDS_MAX} s")
-        if error is not None:  # nothing told means that nothing is admitted; it must not end the session
-            _log.warning("devices_not_measured", error=repr(error))
-            return []
-        return reading.result()
-
     async def _take(self, reply: BeatReply, sent_ms: float) -> None:
         await self._outbox.confirm(reply.confirmed)
         if not self.is_valid():
@@ -169,6 +154,7 @@ class Session:
             self._end("fenced")
             return
         self._session_ms, self._beat_ms = float(reply.session_ms), float(reply.beat_ms)
+        self._device_reserve_bytes = reply.device_reserve_bytes
         self.valid_until_ms = sent_ms + self._session_ms - margin_ms(self._session_ms)
         for deployment_id in reply.unwanted:
             await self.residents.end_unwanted(deployment_id)
@@ -226,10 +212,14 @@ class Session:
         await self._on_lost(resident, Code.WORKER_LOST, "the worker stopped in good order", ended.exit_code)
 
     def live(self) -> LiveAnswer:
+        devices, age_ms = self._devices.last()
         return LiveAnswer(
             node_id=self._settings.node_id,
             generation=self.generation,
             boot_id=self._boot_id,
             serving=self.is_valid(),
             residents=self.residents.live(),
+            devices=devices,
+            devices_age_ms=age_ms,
+            device_reserve_bytes=self._device_reserve_bytes,
         )

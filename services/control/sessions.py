@@ -14,7 +14,6 @@ from domain.folding.fleet import Fleet
 from domain.folding.states import NodeState
 from domain.inventory import agrees, unwanted
 from schemas.commands import Command, ExpireLease, LoseSession, PassDeadline, ReconcileInventory
-from schemas.devices import DeviceReading
 from schemas.live import Beat, BeatReply, LiveAnswer
 from schemas.work import Offer
 from services.clock import Clock
@@ -31,7 +30,6 @@ class Term(NamedTuple):
     since_ms: int
     renewed_ms: int
     inventory_digest: str
-    devices: list[DeviceReading]
 
 
 class Sessions:
@@ -50,7 +48,7 @@ class Sessions:
         if node is None or not node.enabled or (node.session, node.generation) != ("alive", beat.generation):
             return BeatReply(True, self._limits.session_ms, self._limits.beat_ms, confirmed, [], [])
         self._terms[beat.node_id] = Term(
-            beat.generation, node.changed_at_ms, self._clock.now_ms(), beat.inventory_digest, beat.devices
+            beat.generation, node.changed_at_ms, self._clock.now_ms(), beat.inventory_digest
         )
         if agrees(node, self._fleet, beat.inventory_digest):
             self._differs_since_ms.pop(beat.node_id, None)
@@ -63,7 +61,10 @@ class Sessions:
         ][:OFFERS_PER_BEAT_MAX]
         cancelled = [item.work_id for item in work if item.lease is not None and item.cancel_requested]
         ending = self._unwanted.pop(beat.node_id, [])
-        return BeatReply(False, self._limits.session_ms, self._limits.beat_ms, confirmed, offers, cancelled, ending)
+        return BeatReply(
+            False, self._limits.session_ms, self._limits.beat_ms, confirmed, offers, cancelled, ending,
+            device_reserve_bytes=self._limits.device_reserve_bytes,
+        )  # fmt: skip
 
     def differing(self) -> list[NodeState]:
         """Nodes whose inventory has not been what the log says for DIFFERS_BEATS heartbeats."""
@@ -89,11 +90,6 @@ class Sessions:
             inventory=inventory,
         )  # fmt: skip
 
-    def devices(self, node_id: str) -> list[DeviceReading]:
-        """What the node's worker measured with its last beat. Only to look at: admission uses the claim's own."""
-        term = self._terms.get(node_id)
-        return term.devices if term is not None else []
-
     def due(self) -> list[Command]:
         """Commands for what has run out: sessions, leases, deadlines."""
         now_ms = self._clock.now_ms()
@@ -103,7 +99,7 @@ class Sessions:
         for node in self._fleet.alive.values():
             term = self._terms.get(node.node_id)
             if term is None or (term.generation, term.since_ms) != (node.generation, node.changed_at_ms):
-                self._terms[node.node_id] = term = Term(node.generation, node.changed_at_ms, now_ms, "", [])
+                self._terms[node.node_id] = term = Term(node.generation, node.changed_at_ms, now_ms, "")
             silent_ms = now_ms - term.renewed_ms
             if silent_ms > self._limits.session_ms:
                 commands.append(

@@ -1,90 +1,134 @@
-"""The memory of this node's devices, as their driver tells it: total, used, and whose it is.
+"""What a node's driver says of its devices: total, used, and what each process holds.
 
-`Accelerator` is the port. `Nvml` asks NVIDIA's library from the parent process, which never imports an ML runtime;
-`NoAccelerator` is a node without devices. Each reading is made afresh; nothing is remembered between two. A device
-that cannot be asked is still listed, with the reason, so that nobody takes it for empty.
+`Accelerator` is the port, `DeviceLook` its answer: one device at one moment, each part a reading or the reason why
+there is none. `Nvml` asks NVIDIA's library from the parent process, which never imports an ML runtime;
+`NoAccelerator` is a node without devices. Each look is made afresh; nothing is remembered between two. A device
+that cannot be asked is still listed, with the reason, so that nobody takes it for empty. Whose the memory is, is
+told from a look by `worker.model.attribution`.
 
-In a container NVML's pids can be others than ours. Then no process of ours is found on the device although we have
-some, and whose memory it is stays unknown: that is said by `own_bytes` and `external_bytes` being None.
+Three of NVML's answers are no measurement for us, and are said to be none:
+
+* with MIG on, total and used are the whole card's and a model runs on a slice of it;
+* a list of processes that may not be read (`NVML_ERROR_NO_PERMISSION`, `NVML_ERROR_NOT_SUPPORTED`);
+* a process without a figure (`NVML_VALUE_NOT_AVAILABLE`, which the library turns into None).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
-from schemas.devices import DeviceReading
+from msgspec import Struct
+
 from schemas.environments import RuntimeEnvironment
+from schemas.evidence import Reading
 
 REASON_CHARACTERS_MAX = 400
+MIG_IS_ON = "MIG is on: the driver's figures are the whole card's, not those of the slice a model runs on"
+
+
+class DeviceLook(Struct, frozen=True):
+    """One device at one moment. `held` is what each process holds, by its pid as the driver knows it.
+
+    A process without a figure is None in `held`. `unlisted` says why there is no list; then `held` is empty.
+    """
+
+    index: int
+    total: Reading
+    used: Reading
+    held: dict[int, int | None] = {}
+    unlisted: str = ""
 
 
 class Accelerator(Protocol):
     """Where device memory is measured. Blocking: called in a thread."""
 
-    def read(self) -> list[DeviceReading]: ...
+    @property
+    def indices(self) -> Sequence[int]:
+        """The devices that are asked, by the driver's numbers."""
+
+    def look(self) -> list[DeviceLook]:
+        """One look for each index, in their order. Never raises for what a driver may answer."""
 
 
 class NoAccelerator:
     """A node without devices: there is nothing to measure."""
 
-    def read(self) -> list[DeviceReading]:
+    indices: Sequence[int] = ()
+
+    def look(self) -> list[DeviceLook]:
         return []
 
 
 class Nvml:
-    """The devices with these indices, by NVML. `library` is the module `pynvml`, or what answers like it."""
+    """The devices with these indices, by NVML. `library` is the module `pynvml`.
+
+    Its three lists of processes are taken as one: what computes, what draws, and the clients of an MPS server.
+    """
 
     def __init__(self, indices: Sequence[int], library: Any) -> None:
-        self._indices = indices
+        self.indices = tuple(indices)
         self._nvml = library
+        # The second is no kind of the first: a function that an older driver lacks.
+        self._errors = (library.NVMLError, library.NVMLLibraryMismatchError)
 
-    def read(self) -> list[DeviceReading]:
+    def look(self) -> list[DeviceLook]:
         try:
             self._nvml.nvmlInit()
-        except self._nvml.NVMLError as error:
-            return [_unavailable(index, error) for index in self._indices]
+        except self._errors as error:
+            return [unmeasured(index, _said(error)) for index in self.indices]
         try:
-            own = child_pids()
-            return [self._device(index, own) for index in self._indices]
+            return [self._device(index) for index in self.indices]
         finally:
-            with contextlib.suppress(self._nvml.NVMLError):
+            with contextlib.suppress(*self._errors):
                 self._nvml.nvmlShutdown()
 
-    def _device(self, index: int, own: set[int]) -> DeviceReading:
+    def _device(self, index: int) -> DeviceLook:
         try:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            if self._mig(handle):
+                return unmeasured(index, MIG_IS_ON)
             memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-        except self._nvml.NVMLError as error:
-            return _unavailable(index, error)
-        total, used = int(memory.total), int(memory.used)
+            total, used = Reading(bytes=int(memory.total)), Reading(bytes=int(memory.used))
+        except self._errors as error:
+            return unmeasured(index, _said(error))
         try:
-            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except self._nvml.NVMLError:
-            return DeviceReading(index, total, used)
-        own_bytes = attribute({int(each.pid): each.usedGpuMemory for each in processes}, own)
-        external = None if own_bytes is None else max(used - own_bytes, 0)
-        return DeviceReading(index, total, used, own_bytes, external)
+            return DeviceLook(index, total, used, self._processes(handle))
+        except self._errors as error:
+            return DeviceLook(index, total, used, unlisted=f"{_said(error)} (list of processes)")
+
+    def _mig(self, handle: Any) -> bool:
+        try:
+            current, _ = self._nvml.nvmlDeviceGetMigMode(handle)
+        except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound):
+            return False  # a card that cannot be divided, or a driver from before there were such
+        return bool(current)
+
+    def _processes(self, handle: Any) -> dict[int, int | None]:
+        """What each process holds. One that computes and draws is in two lists, with one figure."""
+        held = _by_pid(self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        for more in (
+            self._nvml.nvmlDeviceGetGraphicsRunningProcesses,
+            self._nvml.nvmlDeviceGetMPSComputeRunningProcesses,
+        ):
+            with contextlib.suppress(*self._errors):  # a card or a driver without these kinds
+                held = {**_by_pid(more(handle)), **held}
+        return held
 
 
-def attribute(by_pid: dict[int, int | None], own: set[int]) -> int | None:
-    """What these processes of ours hold of a device, None where the driver does not tell."""
-    if own and not own & by_pid.keys():
-        return None
-    mine = [by_pid[pid] for pid in own if pid in by_pid]
-    return None if None in mine else sum(held for held in mine if held is not None)
+def _by_pid(processes: Sequence[Any]) -> dict[int, int | None]:
+    return {int(each.pid): None if each.usedGpuMemory is None else int(each.usedGpuMemory) for each in processes}
 
 
-def child_pids() -> set[int]:
-    """The processes that this one has started and that have not been reaped: its model processes."""
-    found: set[int] = set()
-    for path in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            found.update(int(pid) for pid in path.read_text().split())
-    return found
+def unmeasured(index: int, why: str) -> DeviceLook:
+    """A device of which nothing is known, with the reason."""
+    reading = Reading(unavailable=why[:REASON_CHARACTERS_MAX])
+    return DeviceLook(index, reading, reading, unlisted=why[:REASON_CHARACTERS_MAX])
+
+
+def _said(error: Exception) -> str:
+    return f"NVML: {error}"[: REASON_CHARACTERS_MAX - 40]
 
 
 def accelerator_of(environment: RuntimeEnvironment) -> Accelerator:
@@ -95,7 +139,3 @@ def accelerator_of(environment: RuntimeEnvironment) -> Accelerator:
     import pynvml  # only where its devices were found with it
 
     return Nvml(indices, pynvml)
-
-
-def _unavailable(index: int, error: Exception) -> DeviceReading:
-    return DeviceReading(index, unavailable=f"NVML: {error}"[:REASON_CHARACTERS_MAX])

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from schemas.evidence import Memory, Reading
 from schemas.profiles import RuntimeProfile
-from worker.model.accelerator import attribute
 from worker.model.processes import Identity, is_alive
 
 SAMPLE_SECONDS = 0.1
@@ -108,6 +107,14 @@ def _attribute(used: int, by_pid: dict[int, int | None], own: set[int]) -> Devic
     if own_bytes is None:
         return DeviceUse(total, Reading(unavailable="NVML tells no memory per process here"))
     return DeviceUse(total, Reading(bytes=max(used - own_bytes, 0)), own_bytes)
+
+
+def attribute(by_pid: dict[int, int | None], own: set[int]) -> int | None:
+    """What these processes of ours hold of a device, None where the driver does not tell."""
+    if own and not own & by_pid.keys():
+        return None
+    mine = [by_pid[pid] for pid in own if pid in by_pid]
+    return None if None in mine else sum(held for held in mine if held is not None)
 
 
 class LoadReadings(Struct):

@@ -15,6 +15,7 @@ from projections.rows import NodeRow
 from schemas.codes import Code, Refusal
 from services.cli import options
 from services.cli.context import Context, run
+from services.cli.look.devices import brief, devices_command
 from services.cli.screen.formats import age, short, yes
 from services.client import Client
 
@@ -62,11 +63,11 @@ def list_command(as_json: options.Json = False) -> None:
         cells = [
             (row.id, yes(row.enabled), row.session, yes(answers[row.id]), row.generation, short(row.fingerprint),
              "; ".join(f"{adapter}: {', '.join(tasks)}" for adapter, tasks in sorted(row.capabilities.items())),
-             row.artifact_root, age(row.changed_at_ms))
-            for row in rows
+             brief(answer if answers[row.id] else None), row.artifact_root, age(row.changed_at_ms))
+            for row, answer in zip(rows, told, strict=True)
         ]  # fmt: skip
         columns = ("NODE", "ENABLED", "SESSION", "ANSWERS", "GENERATION", "ENVIRONMENT", "CAPABILITIES",
-                   "ARTIFACT ROOT", "CHANGED")  # fmt: skip
+                   "DEVICES", "ARTIFACT ROOT", "CHANGED")  # fmt: skip
         document = {"nodes": rows, "answers": answers}
         empty = "no nodes; enrol one with `tenure node enrol`"
         context.terminal.result(document, lambda: context.terminal.table(columns, cells, empty))
@@ -117,3 +118,6 @@ async def _changed(context: Context, verb: str, node_id: str, **fields: str) -> 
     row = await change(context.client, verb, node_id, **fields)
     facts = [("node", row.id), ("enabled", yes(row.enabled)), ("session", row.session)]
     context.terminal.result({"node": row}, lambda: context.terminal.facts(facts))
+
+
+app.command("devices")(devices_command)

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from domain.deciding.outcomes import Accepted
 from schemas import commands as c
 from schemas.commands import Command
-from schemas.devices import DeviceReading
 from schemas.live import Beat, BeatReply, InventoryEntry, LiveAnswer, Resident
 from schemas.work import Offer
 from services.clock import RandomIds
@@ -156,15 +155,9 @@ def test_work_nobody_claims_is_given_up(desk: Desk) -> None:
     assert desk.story.work(work_id).stage == "failed"
 
 
-def test_readings_of_the_last_beat_can_be_looked_at_and_are_no_events(desk: Desk) -> None:
-    before = len(desk.story.lines)
-    readings = [DeviceReading(0, 80_000, 10_000, 0, 10_000)]
-    desk.sessions.beat(Beat("n1", "1", "boot", "a" * 64, [], readings), [])
-    assert desk.sessions.devices("n1") == readings
-    assert desk.sessions.devices("n2") == []
-    desk.sessions.beat(Beat("n1", "0", "boot", "a" * 64, [], []), [])  # fenced: not its word
-    assert desk.sessions.devices("n1") == readings
-    assert len(desk.story.lines) == before
+def test_a_beat_tells_what_admission_leaves_free(desk: Desk) -> None:
+    assert desk.beat().device_reserve_bytes == desk.story.world.limits.device_reserve_bytes > 0
+    assert desk.beat("2").device_reserve_bytes is None  # fenced: it has nothing to admit
 
 
 def test_a_difference_that_lasts_is_looked_into_and_the_worker_told(desk: Desk) -> None:

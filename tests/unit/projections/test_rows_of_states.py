@@ -11,7 +11,7 @@ from domain.circuits import BACKOFF_MS_MIN, ENDS_MAX
 from domain.folding.fold import fold
 from domain.folding.states import State
 from projections.project import Rows, project
-from projections.rows import TABLES, ResidencyRow, Row
+from projections.rows import TABLES, ResidencyRow, Row, WorkRow
 from schemas import commands as c
 from schemas import evidence as se
 from schemas.artifacts import manifest_digest
@@ -19,6 +19,7 @@ from schemas.codes import Code
 from schemas.profiles import profile_digest
 from tests.unit.domain import statements as says
 from tests.unit.domain.story import FILES, PROFILE, Line, Story
+from tests.unit.domain.test_admission import candidate_of
 
 EMPTY = ResidencyRow(
     id="d.n1", position=0, deployment_id="d", node_id="n1", state="absent", generation="0", work_id="", cause="",
@@ -173,6 +174,27 @@ def test_a_circuit_is_seen_with_its_residency_and_goes_with_it(story: Story) -> 
     row = plain(projected(story.lines)[key])
     assert (row["circuit_until_ms"], row["circuit_cause"], row["circuit_openings"]) == (None, None, None)
     assert row["position"] == len(story.lines)
+
+
+def test_a_reservation_is_seen_with_its_lease_and_then_with_its_residency(story: Story) -> None:
+    candidate = candidate_of(story, 40_000)
+    deployment_id = story.deploy(candidate)
+    work_id = story.job(deployment_id, "load")
+
+    def seen() -> tuple[Any, ...]:
+        rows = projected(story.lines)
+        work, held = rows["work", work_id], rows.get(("residency", f"{deployment_id}.n1"), EMPTY)
+        assert isinstance(work, WorkRow)
+        assert isinstance(held, ResidencyRow)
+        return work.reserved_bytes, work.reserved_device, held.reserved_bytes, held.reserved_device
+
+    assert seen() == (None, None, None, None)
+    story.claim(work_id)
+    assert seen() == (40_000, 0, None, None)
+    story.say(work_id, says.loaded(story.fingerprint()))
+    assert seen() == (None, None, 40_000, 0)
+    story.finish(story.job(deployment_id, "unload"), says.unloaded())
+    assert seen() == (None, None, None, None)
 
 
 def test_the_last_row_of_a_batch_wins_whatever_the_batches(story: Story) -> None:

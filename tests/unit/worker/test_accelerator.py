@@ -1,6 +1,6 @@
-"""Device memory by NVML, driven with answers of the library's own form: its structs, its errors, its None.
+"""Device memory by NVML: the real `pynvml` over recorded answers, and whose the memory is.
 
-No machine with a device took part: these are the shapes that `pynvml` documents, in sizes that were made up.
+No machine with a device took part; see recorded_driver.
 """
 
 from __future__ import annotations
@@ -8,119 +8,156 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import pynvml
 import pytest
 
 from schemas.devices import DeviceReading
 from schemas.environments import Device, RuntimeEnvironment
-from worker.model import accelerator as a
-from worker.model.accelerator import NoAccelerator, Nvml, accelerator_of, attribute, child_pids
+from schemas.evidence import Reading
+from tests.unit.worker.recorded_driver import RECORDINGS, RecordedDriver, install, read
+from worker.environment import runtime_environment
+from worker.model import attribution
+from worker.model.accelerator import MIG_IS_ON, DeviceLook, NoAccelerator, Nvml, accelerator_of
+from worker.model.attribution import (
+    FOREIGN_PIDS,
+    INITIAL_PID_NAMESPACE,
+    NO_FIGURE,
+    NOT_LISTED,
+    child_pids,
+    held_by,
+    held_by_others,
+    is_contained,
+    reading_of,
+)
 
 GIB = 1024**3
-Processes = Sequence[tuple[int, int | None]]
+OURS = {10_001, 10_002}  # the pids that the recordings have for our processes
+H100 = 85_520_809_984
 
 
-class RecordedNvml:
-    """What the six functions that are asked answered: by device (total, used, processes), or the error they raised."""
-
-    NVMLError = pynvml.NVMLError
-
-    def __init__(self, *devices: tuple[int, int, Processes] | int, refuses: int | None = None) -> None:
-        self._devices = devices
-        self._refuses = refuses
-        self.opened = 0
-        self.processes_refused: int | None = None
-
-    def nvmlInit(self) -> None:  # noqa: N802 - the library's name
-        if self._refuses is not None:
-            raise pynvml.NVMLError(self._refuses)
-        self.opened += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.opened -= 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        if index >= len(self._devices):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return index
-
-    def _known(self, handle: int) -> tuple[int, int, Processes]:
-        known = self._devices[handle]
-        if isinstance(known, int):
-            raise pynvml.NVMLError(known)
-        return known
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        total, used, _ = self._known(handle)
-        return SimpleNamespace(total=total, free=total - used, used=used)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
-        if self.processes_refused is not None:
-            raise pynvml.NVMLError(self.processes_refused)
-        return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in self._known(handle)[2]]
+def looks(name: str, monkeypatch: pytest.MonkeyPatch, *indices: int) -> list[DeviceLook]:
+    driver = install(name, monkeypatch)
+    found = Nvml(indices or (0,), pynvml).look()
+    assert driver.opened == 0  # what was opened was closed, whatever the answers
+    return found
 
 
-@pytest.fixture
-def ours(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The pids that count as this worker's."""
-    own: set[int] = set()
-    monkeypatch.setattr(a, "child_pids", lambda: own)
-    return own
+def look(name: str, monkeypatch: pytest.MonkeyPatch) -> DeviceLook:
+    (found,) = looks(name, monkeypatch)
+    return found
 
 
-def test_own_and_external_use_are_told_apart(ours: set[int]) -> None:
-    ours.update({10, 11})
-    library = RecordedNvml((80 * GIB, 50 * GIB, [(10, 20 * GIB), (11, 5 * GIB), (99, 24 * GIB)]))
-    assert Nvml([0], library).read() == [DeviceReading(0, 80 * GIB, 50 * GIB, 25 * GIB, 25 * GIB)]
-    assert library.opened == 0
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_no_answer_of_a_driver_raises_and_every_recording_says_that_it_is_constructed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read(name)["origin"].startswith("CONSTRUCTED ")
+    for found in looks(name, monkeypatch, 0, 1, 7):
+        for part in (found.total, found.used):
+            assert (part.bytes is None) is bool(part.unavailable)
+        reading = reading_of(found, OURS, contained=False)
+        assert (reading.used_bytes is None) is bool(reading.unavailable)
+        assert (reading.own_bytes is None) is bool(reading.unavailable or reading.unattributed)
 
 
-def test_without_children_all_use_is_of_others(ours: set[int]) -> None:
-    (reading,) = Nvml([0], RecordedNvml((80 * GIB, 3 * GIB, [(99, 2 * GIB)]))).read()
-    assert (reading.own_bytes, reading.external_bytes) == (0, 3 * GIB)
+def test_each_process_has_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = looks("h100", monkeypatch, 0, 1)
+    assert (first.index, first.total.bytes, second.index) == (0, H100, 1)
+    assert first.held == {10_001: 20 * GIB, 10_002: 5 * GIB, 99: 24 * GIB}
+    assert (second.held, second.unlisted) == ({}, "")
 
 
-@pytest.mark.parametrize("processes", [[(99, 2 * GIB)], [], [(10, None)]])
-def test_whose_it_is_stays_unknown_where_the_driver_does_not_tell(ours: set[int], processes: Processes) -> None:
-    """Other pids than ours, as in a container; or no figure per process, as the library says with None."""
-    ours.add(10)
-    (reading,) = Nvml([0], RecordedNvml((80 * GIB, 3 * GIB, processes))).read()
-    assert reading == DeviceReading(0, 80 * GIB, 3 * GIB)
+def test_own_and_external_use_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = look("h100", monkeypatch)
+    used = found.used.bytes or 0
+    assert reading_of(found, OURS, contained=False) == DeviceReading(0, H100, used, 25 * GIB, used - 25 * GIB)
 
 
-def test_a_list_of_processes_that_may_not_be_read_leaves_total_and_used(ours: set[int]) -> None:
-    library = RecordedNvml((80 * GIB, 3 * GIB, []))
-    library.processes_refused = pynvml.NVML_ERROR_NO_PERMISSION
-    assert Nvml([0], library).read() == [DeviceReading(0, 80 * GIB, 3 * GIB)]
-    assert library.opened == 0
+def test_a_stranger_is_external_use_and_never_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = look("h100", monkeypatch)
+    reading = reading_of(found, set(), contained=False)
+    assert (reading.own_bytes, reading.external_bytes) == (0, found.used.bytes)
 
 
-def test_a_device_that_cannot_be_asked_is_listed_with_the_reason(ours: set[int]) -> None:
-    library = RecordedNvml(pynvml.NVML_ERROR_GPU_IS_LOST, (8 * GIB, 0, []))
-    lost, sound, gone = Nvml([0, 1, 2], library).read()
-    assert lost.total_bytes is lost.used_bytes is None
-    assert (lost.unavailable or "").startswith("NVML: ")
-    assert sound == DeviceReading(1, 8 * GIB, 0, 0, 0)
-    assert gone.unavailable
-    assert library.opened == 0
+def test_one_process_in_several_lists_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = look("h200_draws_and_shares", monkeypatch)
+    assert found.held == {10_001: 4 * GIB, 10_002: 4 * GIB, 99: GIB}
+    assert held_by(found, OURS, contained=False).bytes == 8 * GIB
 
 
-def test_a_driver_that_is_away_makes_every_device_unavailable_and_none_empty(ours: set[int]) -> None:
-    first, second = Nvml([0, 1], RecordedNvml(refuses=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)).read()
-    for reading in (first, second):
-        assert reading.total_bytes is None
-        assert "NVML: " in (reading.unavailable or "")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("h100_no_figure_per_process", NO_FIGURE), ("h100_no_permission", "Insufficient Permissions"),
+     ("old_driver", "pyNVML version does not match")],
+)  # fmt: skip
+def test_whose_it_is_stays_unknown_where_the_driver_does_not_tell(
+    name: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = reading_of(look(name, monkeypatch), OURS, contained=False)
+    assert reading.used_bytes is not None
+    assert (reading.own_bytes, reading.external_bytes) == (None, None)
+    assert why in (reading.unattributed or "")
 
 
-def test_attribution() -> None:
-    assert attribute({10: 300, 20: 500}, {10}) == 300
-    assert attribute({20: 500}, set()) == 0
-    assert attribute({20: 500}, {10}) is None
-    assert attribute({10: 1, 11: None}, {10, 11}) is None
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("h100_mig_on", MIG_IS_ON), ("gpu_lost", "GPU is lost"), ("reset_required", "GPU requires restart"),
+     ("driver_not_loaded", "Driver Not Loaded"), ("library_mismatch", "version mismatch"),
+     ("shared_memory_board", "Not Supported")],
+)  # fmt: skip
+def test_a_device_that_cannot_be_measured_is_listed_with_the_reason_and_not_as_empty(
+    name: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = reading_of(look(name, monkeypatch), set(), contained=False)
+    assert (reading.total_bytes, reading.used_bytes, reading.own_bytes, reading.external_bytes) == (None,) * 4
+    assert why in (reading.unavailable or "")
+
+
+def test_a_lost_device_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost, sound, absent = looks("gpu_lost", monkeypatch, 0, 1, 2)
+    assert lost.used.bytes is None
+    assert sound.used.bytes
+    assert "Invalid Argument" in (absent.used.unavailable or "")
+
+
+# --- pids that may be others than ours ----------------------------------------------------------------------
+
+
+def test_in_a_container_a_list_without_ours_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = look("h100_in_a_container", monkeypatch)
+    reading = reading_of(found, OURS, contained=True)
+    assert (reading.own_bytes, reading.external_bytes, reading.unattributed) == (None, None, NOT_LISTED)
+    assert reading.used_bytes == found.used.bytes
+    assert held_by(found, OURS, contained=False).bytes == 0  # where pids are ours, not listed is not held
+
+
+def test_a_pid_like_ours_proves_nothing_while_the_list_has_pids_that_are_no_processes_here() -> None:
+    mixed = DeviceLook(0, Reading(10), Reading(9), {os.getpid(): 4, 2**22 + 1: 5})
+    assert held_by(mixed, {os.getpid()}, contained=True).unavailable == FOREIGN_PIDS
+    assert held_by(mixed, {os.getpid()}, contained=False).bytes == 4
+
+
+def test_in_a_container_whose_pids_the_driver_translates_attribution_works() -> None:
+    translated = DeviceLook(0, Reading(10), Reading(9), {os.getpid(): 4, 1: 5})
+    own = held_by(translated, {os.getpid()}, contained=True)
+    assert (own.bytes, held_by_others(translated, own).bytes) == (4, 5)
+
+
+def test_without_processes_of_ours_nothing_is_ours_wherever_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert held_by(look("h100_in_a_container", monkeypatch), set(), contained=True).bytes == 0
+
+
+def test_a_pid_namespace_of_our_own_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.stat("/proc/self/ns/pid").st_ino
+    assert is_contained() is (here != INITIAL_PID_NAMESPACE)
+    monkeypatch.setattr(attribution, "INITIAL_PID_NAMESPACE", here)
+    assert not is_contained()
+    monkeypatch.setattr(attribution, "INITIAL_PID_NAMESPACE", here + 1)
+    assert is_contained()
+
+
+# --- which processes and which devices are ours ------------------------------------------------------------
 
 
 def test_own_processes_are_those_this_one_started() -> None:
@@ -141,12 +178,18 @@ def environment(*devices: Device) -> RuntimeEnvironment:
 def test_a_node_without_devices_measures_nothing() -> None:
     accelerator = accelerator_of(environment(Device("cpu", 0, "x86_64")))
     assert isinstance(accelerator, NoAccelerator)
-    assert accelerator.read() == []
+    assert (accelerator.look(), list(accelerator.indices)) == ([], [])
 
 
-def test_the_devices_of_the_environment_are_the_ones_that_are_asked() -> None:
-    accelerator = accelerator_of(
-        environment(Device("cpu", 0, "x86_64"), Device("cuda", 0, "g"), Device("cuda", 2, "g"))
-    )
+@pytest.fixture
+def h100(monkeypatch: pytest.MonkeyPatch) -> RecordedDriver:
+    return install("h100", monkeypatch)
+
+
+def test_the_devices_of_the_environment_are_the_ones_that_are_asked(h100: RecordedDriver) -> None:
+    found = runtime_environment()
+    assert (found.driver, [device.index for device in found.devices]) == (h100.driver, [0, 0, 1])
+    accelerator = accelerator_of(environment(Device("cpu", 0, "x86_64"), Device("cuda", 1, "g")))
     assert isinstance(accelerator, Nvml)
-    assert [reading.index for reading in accelerator.read()] == [0, 2]  # here they have no driver, and say so
+    assert [each.index for each in accelerator.look()] == [1]
+    assert h100.opened == 0
