@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Tenure needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c $(CONSTRAINTS) \
-		-e '.[worker,embedded,demo,dev]'
+		-e '.[worker,images,embedded,demo,dev]'
 	@touch $@
 
 demo: $(INSTALLED) ## the main job end to end on this machine: files, proof, approval, serving, audit

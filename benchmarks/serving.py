@@ -24,7 +24,8 @@ from benchmarks.commands import percentiles
 from projections.rows import CandidateRow, DeploymentRow, NodeRow
 from schemas import subjects
 from schemas.profiles import RuntimeProfile
-from schemas.serving import EmbedRequest, EmbedResult, ServeAnswer
+from schemas.serving import Answer, ServeAnswer
+from schemas.tasks.text import EmbedRequest
 from services.cli.demo.command import model_folder
 from services.cli.prove import artifact, assess, candidate, probe, profile
 from services.cli.screen.terminal import Terminal
@@ -68,8 +69,8 @@ async def invoked(nc: nats.NATS, subject: str, count: int) -> list[float]:
         begun = time.perf_counter()
         answer = decode((await nc.request(subject, request, timeout=REQUEST_S)).data)
         took.append((time.perf_counter() - begun) * 1000)
-        if not isinstance(answer, EmbedResult):
-            raise RuntimeError(f"{answer.code}: {answer.message}")
+        if not isinstance(answer, Answer):
+            raise RuntimeError(f"no answer but {answer}")
     return took
 
 

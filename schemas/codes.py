@@ -65,11 +65,14 @@ class Code(StrEnum):
     DRAINING = "DRAINING"
     INPUT_INVALID = "INPUT_INVALID"
     INPUT_TOO_LARGE = "INPUT_TOO_LARGE"
+    PAYLOAD_UNAVAILABLE = "PAYLOAD_UNAVAILABLE"
     OUTPUT_NOT_FINITE = "OUTPUT_NOT_FINITE"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     LOAD_FAILED = "LOAD_FAILED"
     LOAD_TIMEOUT = "LOAD_TIMEOUT"
     HEALTH_FAILED = "HEALTH_FAILED"
+    GOLDEN_MISSED = "GOLDEN_MISSED"
+    INVOCATION_CANCELLED = "INVOCATION_CANCELLED"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     CHILD_DIED = "CHILD_DIED"
     RUNTIME_CRASH_LOOP = "RUNTIME_CRASH_LOOP"
@@ -129,11 +132,14 @@ ADVICE: dict[Code, str] = {
     Code.DRAINING: "The deployment no longer takes requests. Load it again, or use another.",
     Code.INPUT_INVALID: "Correct the input as the message says.",
     Code.INPUT_TOO_LARGE: "Send less at once; the profile's limits say how much.",
+    Code.PAYLOAD_UNAVAILABLE: "Store the payload again and send a new reference; objects end after a while.",
     Code.OUTPUT_NOT_FINITE: "The model gave NaN or infinity for this input. Nothing was returned.",
     Code.DEADLINE_EXCEEDED: "Try again with less input, or raise the profile's limit.",
     Code.LOAD_FAILED: "Read the detail: the runtime refused these files with these settings.",
     Code.LOAD_TIMEOUT: "Raise the profile's load limit, or look at why the disk or device is slow.",
     Code.HEALTH_FAILED: "The model loaded but did not answer soundly. Look at the detail before using it.",
+    Code.GOLDEN_MISSED: "The model's answer is not the one the profile expects. Compare library, dtype and device.",
+    Code.INVOCATION_CANCELLED: "It was cancelled on request. Ask again when you want it.",
     Code.OUT_OF_MEMORY: "Free memory on the node, choose a smaller dtype or model, or another node.",
     Code.CHILD_DIED: "The process with the model ended by itself. The detail says how.",
     Code.RUNTIME_CRASH_LOOP: "It ended by itself too often. Find the cause, then wait or run `tenure circuit close`.",

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from schemas.codes import Code
+from schemas.tasks.golden import GoldenSeen
 from schemas.tokens import EVIDENCE_BYTES_MAX, ByteCount, Digest, Generation, Milliseconds, Token
 
 
@@ -64,7 +65,10 @@ class OfflineProof(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Health(Struct, frozen=True, forbid_unknown_fields=True):
-    """Layer by layer: the child answers, the runtime is usable, the model infers, the output is sound."""
+    """Layer by layer: the child answers, the runtime is usable, the model infers, the output is sound.
+
+    `golden` is how the profile's golden probes went; it is left out where there were none to ask.
+    """
 
     process: bool
     runtime: bool
@@ -74,6 +78,7 @@ class Health(Struct, frozen=True, forbid_unknown_fields=True):
     output_digest: str | None = None
     output_dimensions: int | None = None
     detail: str = ""
+    golden: list[GoldenSeen] | UnsetType = UNSET
 
 
 class Reason(Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from schemas.canonical import digest_of
+from schemas.tasks.golden import GOLDENS_MAX, GoldenProbe
+from schemas.tasks.image import Side
 from schemas.tokens import DurationMs
 
 Adapter = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{1,40}$", description="Registered adapter name.")]
@@ -31,11 +33,59 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     unload_ms: DurationMs = 30_000
 
 
+class ImageSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`pixels_max` bounds one image before it is decoded. `background` is what shows through transparency.
+
+    `text_padding` is how labels are padded: models such as SigLIP2 were trained on texts padded to their full
+    length and answer worse without. Resizing and normalisation are those of the model's own files.
+    """
+
+    pixels_max: Annotated[int, Meta(ge=64, le=1_000_000_000)] = 40_000_000
+    background: Literal["white", "black"] = "white"
+    text_padding: Literal["max_length", "longest"] = "max_length"
+    new_tokens_max: Annotated[int, Meta(ge=1, le=100_000)] = 128
+
+
+class AudioSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`resample` and `mix_to_mono` allow what they say; without, such audio is refused.
+
+    Audio longer than `chunk_seconds` is given to the model in pieces where `chunk` allows it, else refused.
+    """
+
+    resample: bool = True
+    mix_to_mono: bool = True
+    chunk: bool = True
+    chunk_seconds: Annotated[int, Meta(ge=1, le=30)] = 30
+    seconds_max: Annotated[int, Meta(ge=1, le=86_400)] = 3_600
+    new_tokens_max: Annotated[int, Meta(ge=1, le=10_000)] = 440
+
+
+class GenerationSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Text generation: what a request that does not say takes, and the bound on new tokens of any request."""
+
+    new_tokens_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
+    temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+
+
+class DiffusionSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Image generation: what a request that does not say takes, and the bounds on any request."""
+
+    width: Side = 512
+    height: Side = 512
+    steps: Annotated[int, Meta(ge=1, le=1_000)] = 25
+    guidance: Annotated[float, Meta(ge=0.0, le=100.0)] = 7.5
+    pixels_max: Annotated[int, Meta(ge=64, le=268_435_456)] = 1_048_576
+    steps_max: Annotated[int, Meta(ge=1, le=1_000)] = 100
+
+
 class RuntimeProfile(Struct, frozen=True, forbid_unknown_fields=True):
     """What an adapter needs to give the same answer everywhere.
 
     `max_length` counts tokens, None takes the model's own. `pooling` None takes what the model's files
-    say. `prompts` maps a prompt name to the text put before each input.
+    say. `prompts` maps a prompt name to the text put before each input. Settings that are not said (UNSET) are not
+    in the digest: an adapter that needs them takes the struct's own values, and a profile of before is the same one.
+    `attention` unset leaves the choice to the library.
     """
 
     adapter: Adapter
@@ -51,6 +101,12 @@ class RuntimeProfile(Struct, frozen=True, forbid_unknown_fields=True):
     prompts: dict[str, str] = {}
     require_offline_proof: bool = True
     limits: Limits = Limits()
+    attention: Literal["eager", "sdpa"] | UnsetType = UNSET
+    image: ImageSettings | UnsetType = UNSET
+    audio: AudioSettings | UnsetType = UNSET
+    generation: GenerationSettings | UnsetType = UNSET
+    diffusion: DiffusionSettings | UnsetType = UNSET
+    golden: Annotated[list[GoldenProbe], Meta(max_length=GOLDENS_MAX)] | UnsetType = UNSET
 
 
 def profile_digest(profile: RuntimeProfile) -> str:

@@ -1,7 +1,12 @@
 """Invocations: MessagePack on `tenure.serve.v1.<node>.<generation>.<deployment>`.
 
-Vectors travel as raw little-endian float32, row after row. An answer is either a result or a `Failure`
-with a code; a partial result is never returned.
+A message is a request of the deployment's task, a `ByReference` to one, or a `Cancel`. The reply to a request is one
+`Answer` or one `Failure` with a code; a partial result is never returned as a whole one. A request that asked to be
+streamed gets `TextChunk`s on the same reply subject before it.
+
+A request or an answer over the bus's limit goes by reference: its bytes lie in the object store PAYLOADS under a
+random name, and `ByReference` travels in its place. Whoever fetches checks size and SHA-256. The worker deletes a
+request's object when it has fetched it, the client an answer's; what nobody fetches ends after PAYLOAD_AGE_SECONDS_MAX.
 """
 
 from __future__ import annotations
@@ -11,28 +16,44 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from schemas.codes import Code
+from schemas.tasks.invocation import DeadlineMs
+from schemas.tasks.requests import Request, Result
+from schemas.tasks.text import TextChunk
+from schemas.tokens import Digest, Token
+
+PAYLOADS = "tenure-payloads"  # the object store's name; its stream is OBJ_<name>
+PAYLOAD_BYTES_MAX = 256 * 1024 * 1024
+PAYLOAD_AGE_SECONDS_MAX = 600
+PAYLOADS_BYTES_MAX = 4 * 1024 * 1024 * 1024  # of the whole store
 
 
-class EmbedRequest(Struct, frozen=True, tag="embed", forbid_unknown_fields=True):
-    """`texts` in order; `prompt_name` is one of the profile's prompts. `deadline_ms` from receipt."""
+class ByReference(Struct, frozen=True, tag="by_reference", forbid_unknown_fields=True):
+    """Where the message's bytes lie. `deadline_ms` counts from the receipt of this message, the fetch included."""
 
-    texts: list[str]
-    prompt_name: str | None = None
-    deadline_ms: Annotated[int, Meta(ge=1, le=600_000)] | None = None
+    object: Token
+    bytes: Annotated[int, Meta(ge=1, le=PAYLOAD_BYTES_MAX)]
+    sha256: Digest
+    deadline_ms: DeadlineMs | None = None
 
 
-class EmbedResult(Struct, frozen=True, tag="embedded", forbid_unknown_fields=True):
-    """`vectors` holds `rows * dimensions` float32. `truncated[i]` is True where text i was longer than the limit.
+class Cancel(Struct, frozen=True, tag="cancel", forbid_unknown_fields=True):
+    """Stop this invocation: one that waits ends as INVOCATION_CANCELLED, one under way at its next step.
 
-    `tokens[i]` counts the tokens of text i before truncation. `model` names what answered:
-    artifact and profile digests and the worker generation.
+    Where a model can give what it has (text generation), the answer is that, with `finish_reason` `cancelled`.
+    The reply is a `Cancelled`; an unknown id is no error, for the answer may be on its way.
     """
 
-    vectors: bytes
-    rows: int
-    dimensions: int
-    tokens: list[int]
-    truncated: list[bool]
+    invocation_id: Token
+
+
+class Cancelled(Struct, frozen=True, tag="cancel_seen", forbid_unknown_fields=True):
+    found: bool
+
+
+class Answer(Struct, frozen=True, tag="answer", forbid_unknown_fields=True):
+    """`result`, and what gave it: artifact and profile digests and the worker's generation."""
+
+    result: Result
     artifact_id: str
     profile_id: str
     generation: str
@@ -45,5 +66,5 @@ class Failure(Struct, frozen=True, tag="failure", forbid_unknown_fields=True):
     advice: str = ""
 
 
-ServeRequest = EmbedRequest
-ServeAnswer = EmbedResult | Failure
+ServeRequest = Request | ByReference | Cancel
+ServeAnswer = Answer | Failure | TextChunk | ByReference | Cancelled

@@ -12,9 +12,8 @@ import platform
 from pathlib import Path
 
 from schemas.environments import Device, RuntimeEnvironment
-from worker.adapters.registry import VERSIONS
+from worker.adapters import registry
 
-PACKAGES = ("numpy", "safetensors", "sentence-transformers", "tokenizers", "torch", "transformers")
 DEVICES_MAX = 64
 _GIB = 1024**3
 
@@ -26,8 +25,8 @@ def runtime_environment() -> RuntimeEnvironment:
         python=platform.python_version(),
         platform=f"{platform.system().lower()}-{platform.machine()}-{libc or 'unknown-libc'}",
         worker=_version("tenure") or "unreleased",
-        packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
-        adapters=dict(VERSIONS),
+        packages={name: version for name in registry.packages() if (version := _version(name)) is not None},
+        adapters=registry.versions(),
         devices=[_cpu(), *devices],
         driver=driver,
     )

@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from schemas import commands, events, evidence, live, queries, replies, serving, work
+from schemas import commands, events, evidence, live, queries, replies, work
+from schemas.generate import contract
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -29,7 +30,7 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "serving": (
         "Invocations. They travel as MessagePack, where `bytes` are raw binary and not base64.",
-        {one.__name__: one for one in (serving.EmbedRequest, serving.EmbedResult, serving.Failure)},
+        {one.__name__: one for one in contract.SERVING},
     ),
     "queries": ("Queries over the projected tables.", {"Query": queries.Query, "QueryReply": queries.QueryReply}),
     "live": (

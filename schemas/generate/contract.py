@@ -7,14 +7,15 @@ annotates; tests fail when a command, topic or subject is added there and not he
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from schemas import subjects
 from schemas.evidence import SignedEvidence
 from schemas.live import Beat, BeatReply, LiveAnswer
 from schemas.queries import Query, QueryReply
 from schemas.replies import Reply
-from schemas.serving import EmbedRequest, EmbedResult, Failure
+from schemas.serving import ServeAnswer, ServeRequest
+from schemas.tasks.requests import Result
 from schemas.work import Offer
 
 Way = Literal["request", "JetStream", "message"]
@@ -60,9 +61,14 @@ class Stream:
 
 
 MESSAGEPACK = "application/x-msgpack"
-# Senders are the users that the NATS configuration knows: `operator` for people and programs, `worker`, `control`.
+SERVE_REQUESTS: tuple[Any, ...] = get_args(ServeRequest)
+SERVE_ANSWERS: tuple[Any, ...] = get_args(ServeAnswer)
+# Everything that has a section of its own under invocations, each once.
+SERVING: tuple[Any, ...] = tuple(dict.fromkeys((*SERVE_REQUESTS, *SERVE_ANSWERS, *get_args(Result))))
+# Senders are the users that the NATS configuration knows: `operator` for people and programs, `control`, and one for
+# each node.
 OPERATOR = "a person or program (`operator`)"
-WORKER = "the node's worker (`worker`)"
+WORKER = "the node's worker (`node-<node>`)"
 
 CHANNELS: tuple[Channel, ...] = (
     Channel(
@@ -158,8 +164,8 @@ CHANNELS: tuple[Channel, ...] = (
         "the node's worker",
         True,
         "An invocation, straight to the worker that holds the model.",
-        bodies=(EmbedRequest,),
-        replies=(EmbedResult, Failure),
+        bodies=SERVE_REQUESTS,
+        replies=SERVE_ANSWERS,
         content_type=MESSAGEPACK,
     ),
     Channel(

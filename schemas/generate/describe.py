@@ -120,7 +120,7 @@ def type_text(kind: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{_json(value)}`" for value in args)
     if origin in (Union, UnionType):
-        return " or ".join(type_text(arg) for arg in args)
+        return " or ".join(type_text(arg) for arg in args if arg is not msgspec.UnsetType)
     if origin is list:
         return f"array of {type_text(args[0])}"
     if origin is dict:
@@ -149,7 +149,7 @@ def fields_of(struct: Any, without: type[Struct] | None = None) -> list[FieldTex
         rows.append(FieldText(tag.tag_field, f"`{_json(tag.tag)}`", "", "required", "Tells which struct this is."))
     for one in msgspec.structs.fields(struct):
         if one.name not in skipped:
-            default = "required" if one.required else f"`{_json(_default(one))}`"
+            default = _default_text(one)
             rows.append(
                 FieldText(
                     one.encode_name,
@@ -205,6 +205,13 @@ def _bounds(meta: Meta, unit: str) -> str:
     elif low is not None:
         said.append(f"at least {low:,}{unit}")
     return "; ".join(said)
+
+
+def _default_text(one: Any) -> str:
+    if one.required:
+        return "required"
+    value = _default(one)
+    return "left out" if value is msgspec.UNSET else f"`{_json(value)}`"
 
 
 def _default(one: Any) -> Any:

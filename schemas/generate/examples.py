@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from schemas import commands, events, evidence, live, queries, replies, serving, work
+from schemas import commands, events, evidence, live, queries, replies, work
 from schemas.artifacts import FileEntry, manifest_digest
 from schemas.codes import ADVICE, Code
 from schemas.environments import Device, RuntimeEnvironment, fingerprint
 from schemas.live import inventory_digest
 from schemas.profiles import Limits, RuntimeProfile, profile_digest
+from schemas.tasks.text import EmbedRequest
 
 NODE = "lab1"
 GENERATION = "7"
@@ -167,7 +168,7 @@ LIVE_ANSWER = live.LiveAnswer(
     serving=True,
     residents=[live.Resident(HELD, AT_MS, child_pid=4711, in_flight=0, invocations=12, process_bytes=412_000_000)],
 )
-EMBED = serving.EmbedRequest(texts=["a first text", "a second"], deadline_ms=5_000)
+EMBED = EmbedRequest(texts=["a first text", "a second"], deadline_ms=5_000)
 
 
 def shown(value: Any, without_defaults: bool = False) -> str:

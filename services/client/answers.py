@@ -12,26 +12,38 @@ from projections.rows import DeploymentRow
 from schemas import subjects
 from schemas.codes import Code, Refusal
 from schemas.live import LiveAnswer
-from schemas.serving import EmbedResult, Failure, ServeAnswer
+from schemas.serving import Answer, Failure, ServeAnswer
+from schemas.tasks.requests import RESULT_OF
+from schemas.tasks.text import Embedded
 from services.client.wire import Published
 
 BYTES_PER_NUMBER = 4  # float32
 
 
-def embedded(deployment: DeploymentRow, generation: str, data: bytes) -> EmbedResult:
-    """The result in `data`, if it comes from exactly what was deployed. A Failure is raised as its Refusal."""
+def answer_of(deployment: DeploymentRow, generation: str, data: bytes) -> Answer:
+    """The answer in `data`, if it comes from exactly what was deployed. A Failure is raised as its Refusal."""
     try:
         answer = msgspec.msgpack.decode(data, type=ServeAnswer)
     except msgspec.DecodeError as error:
         raise Refusal(Code.INTERNAL_ERROR, f"the worker's answer cannot be read: {error}") from error
     if isinstance(answer, Failure):
         raise Refusal(answer.code, answer.message, {"advice": answer.advice} if answer.advice else {})
+    if not isinstance(answer, Answer):
+        raise Refusal(Code.INTERNAL_ERROR, f"the worker answered with a {type(answer).__name__}")
     answered = (answer.artifact_id, answer.profile_id, answer.generation)
     if answered != (deployment.artifact_id, deployment.profile_id, generation):
         raise Refusal(Code.INTERNAL_ERROR, f"the answer comes from {answered}, which is not what was deployed")
-    if len(answer.vectors) != answer.rows * answer.dimensions * BYTES_PER_NUMBER:
-        raise Refusal(Code.INTERNAL_ERROR, f"{len(answer.vectors)} bytes for {answer.rows} x {answer.dimensions}")
+    wanted = RESULT_OF.get(deployment.capability)
+    if wanted is not None and not isinstance(answer.result, wanted):
+        raise Refusal(Code.INTERNAL_ERROR, f"the result is a {type(answer.result).__name__}, not a {wanted.__name__}")
+    if isinstance(answer.result, Embedded):
+        _check_rows(answer.result.vectors, answer.result.rows, answer.result.dimensions)
     return answer
+
+
+def _check_rows(vectors: bytes, rows: int, dimensions: int) -> None:
+    if len(vectors) != rows * dimensions * BYTES_PER_NUMBER:
+        raise Refusal(Code.INTERNAL_ERROR, f"{len(vectors)} bytes for {rows} x {dimensions}")
 
 
 def live_of(data: bytes) -> LiveAnswer | None:

@@ -29,10 +29,11 @@ from schemas.commands import BY_SUBJECT
 from schemas.live import LiveAnswer
 from schemas.queries import QUERY_ROWS_MAX, Query, QueryReply
 from schemas.replies import Reply
-from schemas.serving import EmbedRequest, EmbedResult
+from schemas.serving import Answer
+from schemas.tasks.requests import Request
 from schemas.tokens import MESSAGE_BYTES_MAX
 from schemas.work import FINAL_STAGES
-from services.client.answers import embedded, live_of, position_of, stage_of
+from services.client.answers import answer_of, live_of, position_of, stage_of
 from services.client.operator import credentials, default_actor
 from services.client.wire import NatsWire, NoResponder, Silent, Unreachable, Wire
 from services.settings import Settings
@@ -245,7 +246,7 @@ class Client:
         told = [answer for answer in map(live_of, answers) if answer is not None and answer.node_id == node_id]
         return next((answer for answer in told if answer.generation == generation), told[0] if told else None)
 
-    async def invoke(self, deployment: DeploymentRow, request: EmbedRequest, node_id: str | None = None) -> EmbedResult:
+    async def invoke(self, deployment: DeploymentRow, request: Request, node_id: str | None = None) -> Answer:
         """Ask a node that is said to hold the deployment. The worker decides: it holds it, or it refuses."""
         payload = msgspec.msgpack.encode(request)
         if len(payload) > MESSAGE_BYTES_MAX:
@@ -264,7 +265,7 @@ class Client:
                 raise Refusal(Code.DEADLINE_EXCEEDED, message) from error
             except Unreachable as error:
                 raise Refusal(Code.UNAVAILABLE, str(error)) from error
-            return embedded(deployment, generation, answer)
+            return answer_of(deployment, generation, answer)
         asked = ", ".join(node for node, _ in targets) or "no node"
         raise Refusal(Code.NOT_RESIDENT, f"deployment {deployment.name!r} is not served now (asked: {asked})")
 

@@ -32,7 +32,8 @@ from schemas.events import Event, decode_event
 from schemas.live import LiveAnswer
 from schemas.queries import Query, QueryReply
 from schemas.replies import Reply
-from schemas.serving import EmbedRequest, EmbedResult, ServeAnswer
+from schemas.serving import Answer, ServeAnswer
+from schemas.tasks.text import EmbedRequest
 from services.cli.demo.command import model_folder
 from services.client import Client as TenureClient
 from services.embedded.nats_conf import CONTROL
@@ -227,7 +228,7 @@ class System:
                 return None
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
                 answer = await self.invoke(live.generation)
-                if isinstance(answer, EmbedResult):
+                if isinstance(answer, Answer):
                     assert answer.generation == live.generation
                     return live.generation
             if await self.residency() in ("absent", "lost", "failed"):

@@ -29,7 +29,8 @@ from schemas.evidence import Evidence, Progress, ResidentLost, SignedEvidence, S
 from schemas.live import Beat, BeatReply, LiveAnswer
 from schemas.profiles import RuntimeProfile
 from schemas.replies import Reply
-from schemas.serving import EmbedRequest, ServeAnswer
+from schemas.serving import ServeAnswer
+from schemas.tasks.text import EmbedRequest
 from schemas.work import Offer, WorkKind, WorkOrder, WorkSpec
 from services.bus import ensure_streams
 
@@ -93,7 +94,8 @@ class FakeControl:
             "lease.renew": self._renew,
             "lease.release": self._release,
         }.items():
-            await self.client.subscribe(subjects.rpc_subject(name), cb=handler)
+            subject = subjects.claim_subject(self.node_id) if name == "lease.claim" else subjects.rpc_subject(name)
+            await self.client.subscribe(subject, cb=handler)
         await self.client.subscribe(f"{subjects.BEAT}.*", cb=self._beat)
         task = asyncio.create_task(self._take_evidence())
         self._tasks.add(task)

@@ -33,7 +33,8 @@ from schemas.evidence import (
     WorkFailed,
 )
 from schemas.profiles import Limits, RuntimeProfile, profile_digest
-from schemas.serving import EmbedRequest, EmbedResult, Failure
+from schemas.serving import Answer, Failure
+from schemas.tasks.text import Embedded, EmbedRequest
 from schemas.work import AssessSpec, JobSpec, ProbeSpec, VerifySpec
 from services.embedded.nats import NatsServer
 from services.embedded.nats_conf import CONTROL
@@ -117,8 +118,14 @@ async def resident(bench: Bench) -> str:
 
 
 def vectors_of(answer: object) -> np.ndarray:
-    assert isinstance(answer, EmbedResult), answer
-    return np.frombuffer(answer.vectors, dtype="<f4").reshape(answer.rows, answer.dimensions)
+    result = embedded(answer)
+    return np.frombuffer(result.vectors, dtype="<f4").reshape(result.rows, result.dimensions)
+
+
+def embedded(answer: object) -> Embedded:
+    assert isinstance(answer, Answer), answer
+    assert isinstance(answer.result, Embedded)
+    return answer.result
 
 
 async def test_registration_tells_the_environment(bench: Bench) -> None:
@@ -248,16 +255,17 @@ async def test_concurrent_invocations_each_get_their_own(bench: Bench, resident:
 
 async def test_tokens_and_truncation_are_told(bench: Bench, resident: str) -> None:
     answer = await bench.control.invoke(resident, EmbedRequest(["one", "word " * 2_000]))
-    assert isinstance(answer, EmbedResult)
-    assert answer.tokens == [3, 2_002]
-    assert answer.truncated == [False, True]
+    assert isinstance(answer, Answer)
+    result = embedded(answer)
+    assert result.tokens == [3, 2_002]
+    assert result.truncated == [False, True]
     assert (answer.artifact_id, answer.generation) == (bench.artifact, "1")
 
 
 async def test_no_texts_give_no_rows(bench: Bench, resident: str) -> None:
     answer = await bench.control.invoke(resident, EmbedRequest([]))
-    assert isinstance(answer, EmbedResult)
-    assert (answer.rows, answer.dimensions, answer.vectors) == (0, 384, b"")
+    result = embedded(answer)
+    assert (result.rows, result.dimensions, result.vectors) == (0, 384, b"")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +276,7 @@ async def test_no_texts_give_no_rows(bench: Bench, resident: str) -> None:
         (b"\x00garbage", Code.INPUT_INVALID),
         (msgspec.msgpack.encode({"type": "embed", "texts": [1]}), Code.INPUT_INVALID),
         (msgspec.msgpack.encode({"type": "embed", "texts": ["a"], "more": 1}), Code.INPUT_INVALID),
-        (EmbedRequest(["word " * 200] * 200, None, 1), Code.DEADLINE_EXCEEDED),
+        (EmbedRequest(["word " * 200] * 200, deadline_ms=1), Code.DEADLINE_EXCEEDED),
     ],
 )
 async def test_refused_input(bench: Bench, resident: str, request_: EmbedRequest | bytes, code: Code) -> None:
@@ -316,7 +324,7 @@ async def test_two_loads_at_once_load_once_then_drain_and_unload(bench: Bench, r
     assert drained.in_flight >= 1
     assert drained.invocations == 6
     answers = await asyncio.gather(*asked)
-    assert all(isinstance(answer, EmbedResult) for answer in answers), answers
+    assert all(isinstance(answer, Answer) for answer in answers), answers
     answer = await bench.control.invoke(deployment_id, EmbedRequest(["x"]))
     assert isinstance(answer, Failure)
     assert answer.code == Code.DRAINING
@@ -331,7 +339,7 @@ async def test_two_loads_at_once_load_once_then_drain_and_unload(bench: Bench, r
     assert isinstance(answer, Failure)
     assert answer.code == Code.NOT_RESIDENT
     other = await bench.control.invoke(resident, EmbedRequest(["still here"]))
-    assert isinstance(other, EmbedResult)
+    assert isinstance(other, Answer)
     again = await bench.control.outcome(await bench.job("unload", deployment_id))
     assert isinstance(again, WorkFailed)
     assert again.code == Code.NOT_RESIDENT

@@ -19,7 +19,8 @@ from schemas.artifacts import FileEntry
 from schemas.codes import Code
 from schemas.evidence import Loaded, Verified, WorkCancelled
 from schemas.profiles import RuntimeProfile, profile_digest
-from schemas.serving import EmbedRequest, EmbedResult
+from schemas.serving import Answer
+from schemas.tasks.text import EmbedRequest
 from schemas.work import JobSpec, VerifySpec
 from services.embedded.nats import NatsServer
 from services.embedded.nats_conf import CONTROL
@@ -116,7 +117,7 @@ async def test_partition_stops_the_worker_which_comes_back_as_a_new_generation(s
     await control.registered(1)
     loaded = await site.load(control, "deployment-p")
     child = identify(loaded.child_pid)
-    assert isinstance(await control.invoke("deployment-p", EmbedRequest(["x"])), EmbedResult)
+    assert isinstance(await control.invoke("deployment-p", EmbedRequest(["x"])), Answer)
     assert child is not None
 
     control.mute = True

@@ -12,7 +12,8 @@ from projections.rows import ArtifactRow, DeploymentRow, NodeRow, WorkRow
 from schemas import subjects
 from schemas.codes import Code, Refusal
 from schemas.replies import Reply
-from schemas.serving import EmbedRequest, EmbedResult, Failure
+from schemas.serving import Answer, Failure
+from schemas.tasks.text import Embedded, EmbedRequest
 from services.client.client import COMMAND_SENDINGS_MAX, Client
 from services.client.wire import NoResponder, Published, Silent, Unreachable
 from tests.fake_wire import ARTIFACT, PROFILE, FakeWire, deployment, node, residency, work
@@ -188,23 +189,23 @@ async def test_work_that_is_not_there_is_refused(client: Client) -> None:
     assert caught.value.code is Code.UNKNOWN_STREAM
 
 
-def answering(wire: FakeWire, answer: EmbedResult | Failure, generation: str = "3") -> None:
+def answering(wire: FakeWire, answer: Answer | Failure, generation: str = "3") -> None:
     wire.put(node(), deployment(), residency())
     subject = subjects.serve_subject("local", generation, "dep0123456789ab")
     wire.answers[subject] = lambda payload: msgspec.msgpack.encode(answer)
 
 
-def result(**fields: Any) -> EmbedResult:
-    values: dict[str, Any] = {
-        "vectors": bytes(16), "rows": 2, "dimensions": 2, "tokens": [1, 1], "truncated": [False, False],
-        "artifact_id": ARTIFACT, "profile_id": PROFILE, "generation": "3", "compute_ms": 1.0, **fields,
-    }  # fmt: skip
-    return EmbedResult(**values)
+def result(**fields: Any) -> Answer:
+    vectors = Embedded(
+        vectors=fields.pop("vectors", bytes(16)), rows=2, dimensions=2, tokens=[1, 1], truncated=[False] * 2
+    )
+    source = {"artifact_id": ARTIFACT, "profile_id": PROFILE, "generation": "3", "compute_ms": 1.0}
+    return Answer(vectors, **{**source, **fields})
 
 
 async def test_an_invocation_goes_to_the_current_generation(wire: FakeWire, client: Client) -> None:
     answering(wire, result())
-    assert (await client.invoke(deployment(), EmbedRequest(["a", "b"]))).rows == 2
+    assert (await client.invoke(deployment(), EmbedRequest(["a", "b"]))).result.rows == 2
 
 
 @pytest.mark.parametrize(
@@ -236,14 +237,14 @@ async def test_nobody_who_serves_is_not_resident(wire: FakeWire, client: Client)
 async def test_the_worker_is_asked_even_where_the_log_is_behind(wire: FakeWire, client: Client) -> None:
     answering(wire, result())
     wire.put(residency("loading", generation="0"))
-    assert (await client.invoke(deployment(), EmbedRequest(["a", "b"]))).rows == 2
+    assert (await client.invoke(deployment(), EmbedRequest(["a", "b"]))).result.rows == 2
 
 
 async def test_another_node_of_the_deployment_is_asked_where_the_first_is_gone(wire: FakeWire, client: Client) -> None:
     both = deployment(node_ids=["gone", "local"])
     answering(wire, result())
     wire.put(node("gone"), both)
-    assert (await client.invoke(both, EmbedRequest(["a", "b"]))).rows == 2
+    assert (await client.invoke(both, EmbedRequest(["a", "b"]))).result.rows == 2
     with pytest.raises(Refusal) as caught:
         await client.invoke(both, EmbedRequest(["a", "b"]), node_id="gone")
     assert caught.value.code is Code.NOT_RESIDENT

@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 from projections.rows import CandidateRow
 from schemas import subjects
 from schemas.codes import ADVICE, Code, Refusal
+from schemas.devices import DeviceReading
 from schemas.live import LiveAnswer
 from schemas.replies import Reply
-from schemas.serving import EmbedResult
+from schemas.serving import Answer
+from schemas.tasks.text import Embedded
 from services.cli.app import app
 from services.cli.exits import CONFLICT, OK, REFUSED, UNREACHABLE, USAGE, exit_code
 from services.cli.screen import evidence, formats
@@ -236,9 +238,8 @@ def test_approving_sends_exactly_the_digest_that_was_given(wire: FakeWire) -> No
 
 def embedding(wire: FakeWire, texts: int) -> None:
     wire.put(node(), deployment(), residency())
-    result = EmbedResult(
-        bytes(8 * texts), texts, 2, [3] * texts, [False] * texts, ARTIFACT, PROFILE, "3", compute_ms=1.5
-    )
+    vectors = Embedded(bytes(8 * texts), texts, 2, [3] * texts, [False] * texts)
+    result = Answer(vectors, ARTIFACT, PROFILE, "3", compute_ms=1.5)
     subject = subjects.serve_subject("local", "3", "dep0123456789ab")
     wire.answers[subject] = lambda payload: msgspec.msgpack.encode(result)
 
@@ -280,6 +281,39 @@ def test_nodes_show_whether_they_answer(wire: FakeWire) -> None:
     wire.live["local"] = [LiveAnswer("local", "3", "boot", True, [])]
     found = json.loads(tenure("node", "list", "--json").stdout)
     assert found["answers"] == {"local": True, "silent": False}
+
+
+GPU_NODE = {"environment": {"devices": [{"kind": "cuda", "index": 0, "name": "H100", "memory_bytes": None}]}}
+
+
+def test_node_devices_as_a_table_and_as_a_document(wire: FakeWire) -> None:
+    wire.put(node(**GPU_NODE), node("silent", **GPU_NODE), deployment())
+    wire.put(msgspec.structs.replace(residency(), reserved_bytes=4_096, reserved_device=0))
+    reading = DeviceReading(0, 8_192, 1_024, 0, 1_024)
+    answer = LiveAnswer("local", "3", "boot", True, [], [reading], 250, 1_024)
+    wire.live["local"] = [answer]
+    lines = tenure("node", "devices").stdout.splitlines()
+    assert lines[0].split()[:9] == ["NODE", "DEVICE", "NAME", "TOTAL", "USED", "OWN", "EXTERNAL", "RESERVED", "BY"]
+    assert "search 4.0 KiB" in lines[1]
+    assert "2.0 KiB" in lines[1]  # 8 less 1 external, 4 reserved, 1 always free
+    assert "unavailable" in lines[2]
+    assert "the worker does not answer" in lines[2]
+    first, second = json.loads(tenure("node", "devices", "--json").stdout)["devices"]
+    assert (first["node_id"], first["external_bytes"], first["available_bytes"]) == ("local", 1_024, 2_048)
+    assert (first["age_ms"], first["generation"], first["reserved_by"][0]["name"]) == (250, "3", "search")
+    assert (second["node_id"], second["used_bytes"], second["generation"]) == ("silent", None, None)
+    assert [each["node_id"] for each in json.loads(tenure("node", "devices", "silent", "--json").stdout)["devices"]] == [
+        "silent"
+    ]
+    assert tenure("node", "devices", "nobody").exit_code == REFUSED
+    assert "0: 1.0 KiB of 8.0 KiB used" in tenure("node", "list").stdout
+
+
+def test_node_devices_of_nodes_without_any(wire: FakeWire) -> None:
+    wire.put(node())
+    assert json.loads(tenure("node", "devices", "--json").stdout) == {"devices": []}
+    ran = tenure("node", "devices")
+    assert (ran.stdout, "no devices" in ran.stderr) == ("", True)
 
 
 def test_settings_that_cannot_be_read_are_usage(monkeypatch: pytest.MonkeyPatch) -> None:

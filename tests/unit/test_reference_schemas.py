@@ -24,7 +24,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 KEYWORDS = {
     "$ref", "title", "description", "default", "type", "enum", "const", "anyOf", "properties", "required",
     "additionalProperties", "propertyNames", "items", "pattern", "minLength", "maxLength", "minItems", "maxItems",
-    "minimum", "maximum", "contentEncoding", "discriminator",
+    "minimum", "exclusiveMinimum", "maximum", "contentEncoding", "discriminator",
 }  # fmt: skip
 OPERATION_FIELDS = {"action", "channel", "title", "summary", "description", "tags", "messages", "reply"}
 CHANNEL_FIELDS = {"address", "messages", "title", "summary", "description", "servers", "parameters"}
@@ -206,7 +206,8 @@ def test_asyncapi_serves_invocations_as_messagepack_and_the_rest_as_json() -> No
     document = load("asyncapi.json")
     messages = document["components"]["messages"]
     packed = {name for name, message in messages.items() if message["contentType"] == contract.MESSAGEPACK}
-    assert packed == {"EmbedRequest", "EmbedResult", "Failure"}
+    assert packed == {one.__name__ for one in (*contract.SERVE_REQUESTS, *contract.SERVE_ANSWERS)}
+    assert {"EmbedRequest", "Answer", "Failure", "ByReference"} <= packed
     headers = messages["LeaseGranted"]["headers"]["properties"]
     assert {subjects.HEADER_MSG_ID, subjects.HEADER_POSITION, subjects.HEADER_PREVIOUS} <= set(headers)
     assert bundles.as_text(document) == (REFERENCE / "asyncapi.json").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@
     start             in the child: read the weights
     probe             is the runtime usable on this device, without the model?
     health            one small real inference
-    embed             invocations
+    invoke            invocations: typed requests of the task, typed results
     stop              take no more invocations
     unload            drop the model; what the allocator still holds
     collect_runtime_facts   what the loaded runtime says of itself
@@ -17,6 +17,7 @@ INTERNAL_ERROR by the child's loop.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +26,9 @@ from msgspec import Struct
 from schemas.artifacts import FileEntry
 from schemas.evidence import Health, Reason
 from schemas.profiles import RuntimeProfile
-from worker.model.frames import Embed, Facts, Refused, Rows
+from schemas.tasks.requests import Request, Result
+from schemas.tasks.text import TextChunk
+from worker.model.frames import Facts, Refused
 
 
 class Inspection(Struct, frozen=True):
@@ -43,6 +46,18 @@ class Inspection(Struct, frozen=True):
         return not self.reasons
 
 
+class Turn(Protocol):
+    """The adapter's way to the askers while it computes one batch. `index` counts the batch's requests."""
+
+    def stopped(self, index: int) -> bool:
+        """Whether nobody waits for this request any more. Cheap: to be asked at each step of a long computation."""
+        ...
+
+    def partial(self, index: int, chunk: TextChunk) -> None:
+        """Send a piece of the answer ahead."""
+        ...
+
+
 class RuntimeAdapter(Protocol):
     """One instance serves one profile in one process."""
 
@@ -52,11 +67,18 @@ class RuntimeAdapter(Protocol):
 
     def start(self, folder: Path) -> Facts: ...
 
-    def probe(self) -> str: ...
+    def probe(self) -> str:
+        """Empty when the device computes, else what is wrong."""
+        ...
 
     def health(self) -> Health: ...
 
-    def embed(self, invocations: list[Embed]) -> list[Rows | Refused]: ...
+    def invoke(self, requests: Sequence[Request], turn: Turn) -> list[Result | Refused]:
+        """One result or refusal for each request, in order: what is wrong with one never touches another.
+
+        Raises only for what concerns the whole batch (out of memory, defects).
+        """
+        ...
 
     def stop(self) -> None: ...
 

@@ -1,29 +1,69 @@
-"""The closed table of adapters. A name that isn't in it is incompatible; nothing falls through to other code."""
+"""The closed table of adapters. A name that isn't in it is incompatible; nothing falls through to other code.
+
+A new adapter is one file and one entry here; docs/guide/adapters.md walks through it. An entry names the class by its
+path, so that looking at the table imports no adapter, and no adapter's module imports an ML runtime.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-from collections.abc import Callable
 from pathlib import Path
+
+from msgspec import Struct
 
 from schemas.artifacts import FileEntry
 from schemas.codes import Code
 from schemas.evidence import Reason
 from worker.adapters.contract import Inspection, RuntimeAdapter
-from worker.adapters.sentence_transformers import SentenceTransformersAdapter
 
-ADAPTERS: dict[str, Callable[[], RuntimeAdapter]] = {"sentence_transformers": SentenceTransformersAdapter}
-VERSIONS: dict[str, str] = {"sentence_transformers": "1"}  # part of the environment's fingerprint
-TASKS: dict[str, tuple[str, ...]] = {"sentence_transformers": ("embedding",)}
-REQUIRES: dict[str, tuple[str, ...]] = {
-    "sentence_transformers": ("torch", "transformers", "sentence-transformers", "safetensors")
+
+class Entry(Struct, frozen=True):
+    """One adapter. `version` is part of the environment's fingerprint: it grows whenever an answer could change.
+
+    `packages` are the distributions it needs; `imports` the modules that a load would import, which a process
+    made ready beforehand has imported already.
+    """
+
+    path: str  # module:class
+    version: str
+    tasks: tuple[str, ...]
+    packages: tuple[str, ...]
+    imports: tuple[str, ...]
+
+
+ENTRIES: dict[str, Entry] = {
+    "sentence_transformers": Entry(
+        path="worker.adapters.sentence_transformers:SentenceTransformersAdapter",
+        version="2",
+        tasks=("embedding",),
+        packages=("torch", "transformers", "sentence-transformers", "safetensors"),
+        imports=("torch", "transformers", "sentence_transformers", "sentence_transformers.models", "safetensors.torch"),
+    ),
 }
+
+
+def adapter_of(name: str) -> RuntimeAdapter:
+    """A new instance. KeyError for a name that isn't registered."""
+    module, _, kind = ENTRIES[name].path.partition(":")
+    made: RuntimeAdapter = getattr(importlib.import_module(module), kind)()
+    return made
+
+
+def versions() -> dict[str, str]:
+    """Adapter to version, for the environment's fingerprint."""
+    return {name: entry.version for name, entry in ENTRIES.items()}
+
+
+def packages() -> list[str]:
+    """The distributions whose versions can change an answer, installed or not."""
+    return sorted({"numpy", "tokenizers", *(name for entry in ENTRIES.values() for name in entry.packages)})
 
 
 def missing_packages(adapter: str) -> list[str]:
     """The distributions this adapter needs that aren't installed here."""
     missing = []
-    for name in REQUIRES[adapter]:
+    for name in ENTRIES[adapter].packages:
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -33,7 +73,7 @@ def missing_packages(adapter: str) -> list[str]:
 
 def capabilities() -> dict[str, list[str]]:
     """Adapter to tasks, only for what can run here."""
-    return {name: list(TASKS[name]) for name in ADAPTERS if not missing_packages(name)}
+    return {name: list(entry.tasks) for name, entry in ENTRIES.items() if not missing_packages(name)}
 
 
 def inspect(adapter: str, task: str, folder: Path, files: list[FileEntry]) -> Inspection:
@@ -41,15 +81,16 @@ def inspect(adapter: str, task: str, folder: Path, files: list[FileEntry]) -> In
     reason = _why_not_here(adapter, task)
     if reason is not None:
         return Inspection(reasons=[Reason(Code.RUNTIME_INCOMPATIBLE, reason)])
-    return ADAPTERS[adapter]().inspect_support(folder, files, task)
+    return adapter_of(adapter).inspect_support(folder, files, task)
 
 
 def _why_not_here(adapter: str, task: str) -> str | None:
-    if adapter not in ADAPTERS:
-        return f"there is no adapter `{adapter}` here; there are: {', '.join(sorted(ADAPTERS))}"
+    entry = ENTRIES.get(adapter)
+    if entry is None:
+        return f"there is no adapter `{adapter}` here; there are: {', '.join(sorted(ENTRIES))}"
     missing = missing_packages(adapter)
     if missing:
         return f"adapter `{adapter}` needs packages that are not installed: {', '.join(missing)}"
-    if task not in TASKS[adapter]:
-        return f"adapter `{adapter}` does not do `{task}`; it does: {', '.join(TASKS[adapter])}"
+    if task not in entry.tasks:
+        return f"adapter `{adapter}` does not do `{task}`; it does: {', '.join(entry.tasks)}"
     return None

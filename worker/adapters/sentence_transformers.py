@@ -17,70 +17,40 @@ torch and sentence_transformers are imported by `prepare`, never by importing th
 
 from __future__ import annotations
 
-import gc
-import hashlib
-import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from schemas.artifacts import FileEntry
 from schemas.codes import Code, Refusal
-from schemas.evidence import Health
-from schemas.profiles import RuntimeProfile
-from worker.adapters.contract import Inspection
+from schemas.tasks.requests import Request, Result
+from schemas.tasks.text import Embedded, EmbedRequest
+from worker.adapters.contract import Inspection, Turn
 from worker.adapters.sentence_transformers_files import inspect_files
-from worker.model.frames import Embed, Facts, Refused, Rows
+from worker.adapters.torch_runtime import TorchAdapter
+from worker.model.frames import Refused
 
 HEALTH_TEXT = "The quick brown fox jumps over the lazy dog."
 
 
-class SentenceTransformersAdapter:
-    """See the module. Libraries are `Any`: their types are not checked here."""
+class SentenceTransformersAdapter(TorchAdapter):
+    """See the module."""
 
-    def __init__(self) -> None:
-        self._torch: Any = None
-        self._library: Any = None
-        self._model: Any = None
-        self._profile: RuntimeProfile | None = None
-        self._stopped = False
+    LIBRARIES: ClassVar[tuple[str, ...]] = ("torch", "transformers", "sentence_transformers")
 
     def inspect_support(self, folder: Path, files: list[FileEntry], task: str) -> Inspection:
         return inspect_files(folder, files)
 
-    def prepare(self, profile: RuntimeProfile) -> dict[str, str]:
-        import sentence_transformers
-        import torch
-        import transformers
+    def load(self, folder: Path) -> None:
+        from sentence_transformers import SentenceTransformer
 
-        self._torch, self._library, self._profile = torch, sentence_transformers, profile
-        torch.set_num_threads(profile.threads)
-        transformers.logging.set_verbosity_error()
-        if profile.device == "cuda" and not torch.cuda.is_available():
-            raise Refusal(Code.LOAD_FAILED, "the profile runs on cuda and torch sees no usable CUDA device")
-        return {
-            "torch": str(torch.__version__),
-            "transformers": transformers.__version__,
-            "sentence-transformers": sentence_transformers.__version__,
-        }
-
-    @property
-    def profile(self) -> RuntimeProfile:
-        if self._profile is None:
-            raise RuntimeError("prepare comes first")
-        return self._profile
-
-    @property
-    def device(self) -> str:
-        return f"cuda:{self.profile.device_index}" if self.profile.device == "cuda" else "cpu"
-
-    def start(self, folder: Path) -> Facts:
         profile = self.profile
-        model = self._library.SentenceTransformer(
+        model = SentenceTransformer(
             str(folder),
             device=self.device,
             local_files_only=True,
             trust_remote_code=False,
-            model_kwargs={"dtype": getattr(self._torch, profile.dtype), "use_safetensors": True},
+            model_kwargs={"dtype": self.dtype, "use_safetensors": True, **self.attention()},
         )
         model.eval()
         model.prompts, model.default_prompt_name = dict(profile.prompts), None
@@ -88,8 +58,7 @@ class SentenceTransformersAdapter:
             self._set_max_length(model, profile.max_length)
         if profile.pooling is not None:
             self._set_pooling(model, profile.pooling)
-        self._model = model
-        return self.collect_runtime_facts()
+        self.model = model
 
     def _set_max_length(self, model: Any, max_length: int) -> None:
         positions = getattr(model[0].auto_model.config, "max_position_embeddings", None)
@@ -100,7 +69,8 @@ class SentenceTransformersAdapter:
         model.max_seq_length = max_length
 
     def _set_pooling(self, model: Any, mode: str) -> None:
-        pooling_type = self._library.models.Pooling
+        from sentence_transformers.models import Pooling as pooling_type  # noqa: N813 - a class under a lower name
+
         for index, module in enumerate(model):
             if isinstance(module, pooling_type):
                 width = model[0].auto_model.config.hidden_size
@@ -109,79 +79,56 @@ class SentenceTransformersAdapter:
                 return
         raise Refusal(Code.LOAD_FAILED, f"the profile asks for {mode} pooling and the model has no pooling module")
 
-    def collect_runtime_facts(self) -> Facts:
-        model = self._model
-        return Facts(
-            dimensions=int(_dimensions(model)),
-            max_length=int(model.max_seq_length or 0),
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            allocator_bytes=self._allocator_bytes(),
-        )
+    def dimensions(self) -> int:
+        # sentence-transformers 5 has only the longer name, later releases deprecate it.
+        get = getattr(self.model, "get_embedding_dimension", None) or self.model.get_sentence_embedding_dimension
+        return int(get() or 0)
 
-    def _allocator_bytes(self) -> int | None:
-        if self.profile.device != "cuda":
-            return None
-        return int(self._torch.cuda.memory_allocated(self.profile.device_index))
+    def max_length(self) -> int:
+        return int(self.model.max_seq_length or 0)
 
-    def probe(self) -> str:
-        """Empty when the device computes, else what is wrong."""
-        torch = self._torch
-        ones = torch.ones(8, dtype=getattr(torch, self.profile.dtype), device=self.device)
-        total = float((ones + ones).sum())
-        return "" if total == 16.0 else f"a sum on {self.device} gave {total} where 16 is right"
+    def health_request(self) -> Request:
+        return EmbedRequest([HEALTH_TEXT])
 
-    def health(self) -> Health:
-        begun = time.perf_counter()
-        wrong = self.probe()
-        if wrong:
-            return Health(True, False, False, False, _elapsed_ms(begun), detail=wrong)
-        answer = self.embed([Embed(texts=[HEALTH_TEXT], prompt_name=None)])[0]
-        latency_ms = _elapsed_ms(begun)
-        if isinstance(answer, Refused):
-            return Health(True, True, True, False, latency_ms, detail=f"{answer.code}: {answer.message}")
-        if answer.rows != 1 or answer.dimensions < 1:
-            return Health(True, True, True, False, latency_ms, detail="the model gave an empty vector")
-        if not any(answer.vectors):
-            return Health(True, True, True, False, latency_ms, detail="the model gave a zero vector")
-        digest = hashlib.sha256(answer.vectors).hexdigest()
-        return Health(True, True, True, True, latency_ms, output_digest=digest, output_dimensions=answer.dimensions)
+    def unsound(self, result: Result) -> str:
+        if not isinstance(result, Embedded) or result.rows != 1 or result.dimensions < 1:
+            return "the model gave an empty vector"
+        return "" if any(result.vectors) else "the model gave a zero vector"
 
-    def embed(self, invocations: list[Embed]) -> list[Rows | Refused]:
-        """Answers in the order asked. Raises only for what concerns the whole batch (out of memory, defects)."""
-        if self._stopped:
-            return [Refused(Code.DRAINING, "the model takes no more invocations")] * len(invocations)
-        answers: list[Rows | Refused | None] = [None] * len(invocations)
-        by_prompt: dict[str | None, list[int]] = {}
-        counts: dict[int, list[int]] = {}
-        for index, invocation in enumerate(invocations):
-            name = invocation.prompt_name
+    def answer(self, requests: Sequence[Request], turn: Turn) -> list[Result | Refused]:
+        answers: dict[int, Result | Refused] = {}
+        by_prompt: dict[str | None, list[tuple[int, EmbedRequest, list[int]]]] = {}
+        for index, request in enumerate(requests):
+            if not isinstance(request, EmbedRequest):
+                answers[index] = Refused(Code.INPUT_INVALID, "this deployment embeds texts")
+                continue
+            name = request.prompt_name
             if name is not None and name not in self.profile.prompts:
                 known = ", ".join(sorted(self.profile.prompts)) or "none"
                 answers[index] = Refused(Code.INPUT_INVALID, f"there is no prompt `{name}`; there are: {known}")
                 continue
-            counts[index] = self._count_tokens(invocation)
-            answers[index] = self._refuse_long(counts[index])
-            if answers[index] is None:
-                by_prompt.setdefault(name, []).append(index)
-        for name, indexes in by_prompt.items():
-            begun = time.perf_counter()
-            texts = [text for index in indexes for text in invocations[index].texts]
-            vectors = self._encode(texts, name)
-            compute_ms = _elapsed_ms(begun)
+            counts = self._count_tokens(request)
+            refused = self._refuse_long(counts)
+            if refused is not None:
+                answers[index] = refused
+            else:
+                by_prompt.setdefault(name, []).append((index, request, counts))
+        for name, group in by_prompt.items():
+            vectors = self._encode([text for _, request, _ in group for text in request.texts], name)
             row = 0
-            for index in indexes:
-                taken = vectors[row : row + len(invocations[index].texts)]
+            for index, request, counts in group:
+                taken = vectors[row : row + len(request.texts)]
                 row += len(taken)
-                answers[index] = self._answer(taken, counts[index], compute_ms)
-        return [answer for answer in answers if answer is not None]
+                answers[index] = self._embedded(taken, counts)
+        return [answers[index] for index in range(len(requests))]
 
-    def _count_tokens(self, invocation: Embed) -> list[int]:
+    def _count_tokens(self, request: EmbedRequest) -> list[int]:
         """Tokens of each text with its prompt and special tokens, before truncation."""
-        if not invocation.texts:
+        if not request.texts:
             return []
-        prompt = self.profile.prompts[invocation.prompt_name] if invocation.prompt_name else ""
-        encoded = self._model.tokenizer(
-            [prompt + text for text in invocation.texts],
+        prompt = self.profile.prompts[request.prompt_name] if request.prompt_name else ""
+        encoded = self.model.tokenizer(
+            [prompt + text for text in request.texts],
             truncation=False,
             padding=False,
             return_attention_mask=False,
@@ -191,7 +138,7 @@ class SentenceTransformersAdapter:
         return [len(ids) for ids in encoded["input_ids"]]
 
     def _refuse_long(self, counts: list[int]) -> Refused | None:
-        limit = int(self._model.max_seq_length or 0)
+        limit = self.max_length()
         if self.profile.truncate or not limit:
             return None
         for index, count in enumerate(counts):
@@ -202,8 +149,8 @@ class SentenceTransformersAdapter:
     def _encode(self, texts: list[str], prompt_name: str | None) -> Any:
         """float32, one row per text; an empty list gives no rows."""
         if not texts:
-            return self._torch.zeros((0, _dimensions(self._model)), dtype=self._torch.float32).numpy()
-        vectors = self._model.encode(
+            return self.torch.zeros((0, self.dimensions()), dtype=self.torch.float32).numpy()
+        vectors = self.model.encode(
             texts,
             prompt_name=prompt_name,
             batch_size=self.profile.limits.batch_max,
@@ -211,40 +158,18 @@ class SentenceTransformersAdapter:
             convert_to_tensor=True,
             show_progress_bar=False,
         )
-        return vectors.to(device="cpu", dtype=self._torch.float32).numpy()
+        return vectors.to(device="cpu", dtype=self.torch.float32).numpy()
 
-    def _answer(self, vectors: Any, counts: list[int], compute_ms: float) -> Rows | Refused:
-        finite = self._torch.isfinite(self._torch.from_numpy(vectors)).all(dim=1).tolist()
+    def _embedded(self, vectors: Any, counts: list[int]) -> Embedded | Refused:
+        finite = self.torch.isfinite(self.torch.from_numpy(vectors)).all(dim=1).tolist()
         if not all(finite):
             bad = [index for index, sound in enumerate(finite) if not sound]
             return Refused(Code.OUTPUT_NOT_FINITE, f"the model gave NaN or infinity for text {bad[0]} (of {len(bad)})")
-        limit = int(self._model.max_seq_length or 0)
-        return Rows(
+        limit = self.max_length()
+        return Embedded(
             vectors=vectors.astype("<f4", copy=False).tobytes(),
             rows=len(vectors),
             dimensions=int(vectors.shape[1]),
             tokens=counts,
             truncated=[bool(limit) and count > limit for count in counts],
-            compute_ms=compute_ms,
         )
-
-    def stop(self) -> None:
-        self._stopped = True
-
-    def unload(self) -> int | None:
-        self.stop()
-        self._model = None
-        gc.collect()
-        if self._torch is not None and self.profile.device == "cuda":
-            self._torch.cuda.empty_cache()
-        return self._allocator_bytes()
-
-
-def _dimensions(model: Any) -> int:
-    # sentence-transformers 5 has only the longer name, later releases deprecate it.
-    get = getattr(model, "get_embedding_dimension", None) or model.get_sentence_embedding_dimension
-    return get() or 0
-
-
-def _elapsed_ms(begun: float) -> float:
-    return (time.perf_counter() - begun) * 1_000.0

@@ -21,6 +21,7 @@ from schemas.work import AssessSpec, JobSpec, ProbeSpec, VerifySpec, WorkOrder
 from worker import artifacts
 from worker.adapters import registry
 from worker.adapters.contract import Inspection
+from worker.model import frames
 from worker.model.loading import LoadedModel, OnStage, check_health, load_model, unload_model
 from worker.sandbox.escape import Targets
 from worker.serving.residents import Resident, Residents
@@ -124,14 +125,16 @@ async def _assess(order: WorkOrder, spec: AssessSpec, place: Workplace, on_stage
     )
 
 
-async def _load_model(order: WorkOrder, artifact_id: str, place: Workplace, on_stage: OnStage) -> LoadedModel:
+async def _load_model(order: WorkOrder, spec: ProbeSpec | JobSpec, place: Workplace, on_stage: OnStage) -> LoadedModel:
     """Verify, inspect, load: what a probe and a load have in common."""
+    artifact_id = spec.artifact_id
     profile = _profile(order)
     folder = await _check_files(order, artifact_id, place)
     seen = await _inspect(order, profile.adapter, profile.task, folder)
     if not seen.compatible:
         raise Refusal(Code.RUNTIME_INCOMPATIBLE, "; ".join(reason.message for reason in seen.reasons[:REASONS_MAX]))
-    return await load_model(place.state, place.targets, folder, profile, on_stage)
+    source = frames.Source(artifact_id, spec.profile_id, order.generation)
+    return await load_model(place.state, place.targets, folder, profile, source, on_stage)
 
 
 async def _probe(order: WorkOrder, spec: ProbeSpec, place: Workplace, on_stage: OnStage) -> Probed:
@@ -139,7 +142,7 @@ async def _probe(order: WorkOrder, spec: ProbeSpec, place: Workplace, on_stage: 
     here = fingerprint(place.environment)
     if spec.fingerprint != here:
         raise Refusal(Code.ENVIRONMENT_CHANGED, f"this node is {here}; the assessment was made on {spec.fingerprint}")
-    model = await _load_model(order, spec.artifact_id, place, on_stage)
+    model = await _load_model(order, spec, place, on_stage)
     try:
         on_stage("ready")
         on_stage("unloading")
@@ -168,7 +171,7 @@ async def _load(order: WorkOrder, spec: JobSpec, place: Workplace, on_stage: OnS
     )
 
     async def load() -> LoadedModel:
-        return await _load_model(order, spec.artifact_id, place, on_stage)
+        return await _load_model(order, spec, place, on_stage)
 
     resident, fresh = await place.residents.load(wanted, load)
     model = resident.running

@@ -17,6 +17,7 @@ import socket
 import sys
 import uuid
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -67,6 +68,10 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def _unasked(partial: frames.Partial) -> None:
+    _log.warning("partial_unasked", number=partial.number)
+
+
 class ModelProcess:
     """One running model process. Made by `spawn` only."""
 
@@ -83,6 +88,7 @@ class ModelProcess:
         self._open: deque[asyncio.Future[frames.Answer]] = deque()
         self._tail = bytearray()
         self._asked = False
+        self.on_partial: Callable[[frames.Partial], None] = _unasked
         self._oom_kills = oom_kills()
         self._watch = asyncio.create_task(self._run())
 
@@ -135,6 +141,11 @@ class ModelProcess:
             raise Refusal(received.code, received.message)
         return received
 
+    def tell(self, stop: frames.Stop) -> None:
+        """Say that nobody waits for a request any more. It has no answer; a process that has gone needs none."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frames.encode(stop))
+
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Match answers to requests until the link ends; the watch tells the rest what happened."""
         while True:
@@ -146,6 +157,9 @@ class ModelProcess:
                 _log.error("child_frame_malformed", pid=self.identity.pid, error=str(error))
                 kill_group(self.identity)
                 return
+            if isinstance(received, frames.Partial):
+                self.on_partial(received)
+                continue
             waiting = self._open.popleft()
             if not waiting.done():
                 waiting.set_result(received)

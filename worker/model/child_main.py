@@ -9,32 +9,53 @@ speaks to the bus; what it may reach is decided by `Confine`, the first request.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
+import time
 import traceback
+from collections import deque
 from pathlib import Path
 
+import msgspec
+
 from schemas.codes import Code, Refusal
+from schemas.evidence import Health
+from schemas.profiles import RuntimeProfile
+from schemas.serving import Answer
+from schemas.tasks.requests import Request, Result
+from schemas.tasks.text import TextChunk
+from worker.adapters import registry
 from worker.adapters.contract import RuntimeAdapter
-from worker.adapters.registry import ADAPTERS
+from worker.adapters.torch_runtime import AloneTurn
 from worker.model import frames
+from worker.model.golden import ask_goldens
 from worker.sandbox import escape, kernel
 from worker.sandbox.confinement import confine
 
 EXIT_DONE = 0
 EXIT_PARENT_GONE = 70
 TRACE_CHARACTERS_MAX = 2_000
+FRAMES_AHEAD_MAX = 64  # read in one look while a batch is computed
 
 # What runtimes say when memory is short, where they have no exception type of their own for it.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "not enough memory")
 
 
-class Child:
-    """Holds the adapter between requests."""
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_encoder = msgspec.msgpack.Encoder()
 
-    def __init__(self) -> None:
+
+class Child:
+    """Holds the adapter between requests, and what came over the link while it computed."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
         self._adapter: RuntimeAdapter | None = None
+        self._profile: RuntimeProfile | None = None
+        self._source: frames.Source | None = None
+        self._ahead: deque[frames.Request | None] = deque()
 
     @property
     def adapter(self) -> RuntimeAdapter:
@@ -42,27 +63,59 @@ class Child:
             raise RuntimeError("Prepare comes first")
         return self._adapter
 
-    def answer(self, request: frames.Request) -> frames.Answer:
+    def answer(self, request: frames.Request) -> frames.Answer | None:
+        """None for what has no answer."""
         match request:
             case frames.Confine():
                 return frames.Confined(escape.attempt_all(confine(request.policy), request.targets))
             case frames.Prepare():
-                self._adapter = ADAPTERS[request.profile.adapter]()
+                self._profile, self._source = request.profile, request.source
+                self._adapter = registry.adapter_of(request.profile.adapter)
                 return frames.Prepared(self._adapter.prepare(request.profile))
             case frames.Start():
                 return self.adapter.start(Path(request.folder))
             case frames.CheckHealth():
-                return frames.HealthSeen(self.adapter.health())
-            case frames.EmbedBatch():
-                return frames.Batch(self.adapter.embed(request.invocations))
+                return frames.HealthSeen(self._health(golden=request.golden))
+            case frames.Invoke():
+                return self._invoke(request)
+            case frames.Stop():
+                return None  # its Invoke has been answered
             case frames.Unload():
                 return frames.UnloadedModel(self.adapter.unload())
 
-    def step(self, link: socket.socket) -> bool:
+    def _health(self, *, golden: bool) -> Health:
+        health = self.adapter.health()
+        if not golden or not health.capability or self._profile is None:
+            return health
+        seen = ask_goldens(self._profile, lambda requests: self.adapter.invoke(requests, AloneTurn()))
+        if not seen:
+            return health
+        missed = [f"{one.name}: {one.detail}" for one in seen if not one.passed]
+        return msgspec.structs.replace(health, golden=seen, capability=not missed, detail="; ".join(missed))
+
+    def _invoke(self, invoke: frames.Invoke) -> frames.Batch:
+        """Decode, compute, encode: the parent passes bytes on."""
+        requests = [_requests.decode(body) for body in invoke.requests]
+        begun = time.perf_counter()
+        results = self.adapter.invoke(requests, LinkTurn(self._link, invoke.number, self._ahead))
+        compute_ms = (time.perf_counter() - begun) * 1_000.0
+        if len(results) != len(requests):
+            raise RuntimeError(f"the adapter gave {len(results)} results to {len(requests)} requests")
+        return frames.Batch([self._answered(result, compute_ms) for result in results])
+
+    def _answered(self, result: Result | frames.Refused, compute_ms: float) -> frames.Answered | frames.Refused:
+        if isinstance(result, frames.Refused) or self._source is None:
+            return result if isinstance(result, frames.Refused) else frames.Refused(Code.INTERNAL_ERROR, "no source")
+        source = self._source
+        answer = Answer(result, source.artifact_id, source.profile_id, source.generation, compute_ms)
+        return frames.Answered(_encoder.encode(answer))
+
+    def step(self) -> bool:
         """Answer one request; False when there is nothing more to do."""
-        request = frames.receive_request(link)
+        request = self._ahead.popleft() if self._ahead else frames.receive_request(self._link)
         if request is None:
             return False
+        answer: frames.Answer | None
         try:
             answer = self.answer(request)
         except Refusal as refusal:
@@ -71,8 +124,37 @@ class Child:
             answer = frames.Refused(Code.OUT_OF_MEMORY, f"memory ran out: {error}")
         except Exception as error:  # noqa: BLE001 - whatever a runtime raises becomes a typed answer
             answer = _refusal_of(request, error)
-        frames.send_answer(link, answer)
+        if answer is not None:
+            frames.send_answer(self._link, answer)
         return not isinstance(request, frames.Unload)
+
+
+class LinkTurn:
+    """The adapter's way to the askers of one Invoke, over the link. What else comes meanwhile waits in `ahead`."""
+
+    def __init__(self, link: socket.socket, number: int, ahead: deque[frames.Request | None]) -> None:
+        self._link = link
+        self._number = number
+        self._ahead = ahead
+        self._stopped: set[int] = set()
+        self._parent_gone = False
+
+    def stopped(self, index: int) -> bool:
+        for _ in range(FRAMES_AHEAD_MAX):
+            if self._parent_gone or not select.select([self._link], [], [], 0)[0]:
+                break
+            request = frames.receive_request(self._link)
+            if request is None:  # nobody waits for anything
+                self._parent_gone = True
+                self._ahead.append(None)
+            elif not isinstance(request, frames.Stop):
+                self._ahead.append(request)
+            elif request.number == self._number:
+                self._stopped.add(request.index)
+        return self._parent_gone or index in self._stopped
+
+    def partial(self, index: int, chunk: TextChunk) -> None:
+        frames.send_answer(self._link, frames.Partial(self._number, index, _encoder.encode(chunk)))
 
 
 def _refusal_of(request: frames.Request, error: Exception) -> frames.Refused:
@@ -91,9 +173,9 @@ def main(arguments: list[str]) -> int:
         return EXIT_PARENT_GONE
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on the terminal is for the parent to act on
     os.set_inheritable(link_handle, False)
-    child = Child()
     with socket.socket(fileno=link_handle) as link:
-        while child.step(link):
+        child = Child(link)
+        while child.step():
             pass
     return EXIT_DONE
 

@@ -1,8 +1,9 @@
 """What the parent and a model process say to each other, over a stream socket pair.
 
-A frame is a 4-byte big-endian length and a MessagePack struct. The parent asks, the child answers each
-request once, in order; `Refused` is the answer to a request that failed in an expected way. Both sides
-bound the length before they read on. Neither side trusts the other's pickles: there are none.
+A frame is a 4-byte big-endian length and a MessagePack struct. The parent asks, the child answers each request once,
+in order, but for `Stop`, which has no answer; `Partial`s come before the answer they belong to. `Refused` is the answer
+to a request that failed in an expected way. Both sides bound the length before they read on. Neither side trusts the
+other's pickles: there are none.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from msgspec import Struct
 from schemas.codes import Code
 from schemas.evidence import Health, OfflineProof
 from schemas.profiles import RuntimeProfile
+from schemas.serving import PAYLOAD_BYTES_MAX
 from worker.sandbox.confinement import Policy
 from worker.sandbox.escape import Targets
 
-FRAME_BYTES_MAX = 64 * 1024 * 1024
+FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX + 16 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
 
@@ -31,10 +33,19 @@ class Confine(Struct, frozen=True, tag="confine"):
     targets: Targets
 
 
+class Source(Struct, frozen=True):
+    """What answers: artifact and profile digests and the worker's generation."""
+
+    artifact_id: str
+    profile_id: str
+    generation: str
+
+
 class Prepare(Struct, frozen=True, tag="prepare"):
-    """Import the runtime of this profile's adapter. No weights are read."""
+    """Import the runtime of this profile's adapter. No weights are read. `source` goes into each answer."""
 
     profile: RuntimeProfile
+    source: Source
 
 
 class Start(Struct, frozen=True, tag="start"):
@@ -44,18 +55,23 @@ class Start(Struct, frozen=True, tag="start"):
 
 
 class CheckHealth(Struct, frozen=True, tag="check_health"):
-    pass
+    """One small real inference; with `golden`, the profile's golden probes as well."""
+
+    golden: bool = False
 
 
-class Embed(Struct, frozen=True, tag="embed"):
-    """One invocation's texts, as they were sent."""
+class Invoke(Struct, frozen=True, tag="invoke"):
+    """Requests of the deployment's task, each as the bytes that the parent has decoded and admitted."""
 
-    texts: list[str]
-    prompt_name: str | None
+    number: int
+    requests: list[bytes]
 
 
-class EmbedBatch(Struct, frozen=True, tag="embed_batch"):
-    invocations: list[Embed]
+class Stop(Struct, frozen=True, tag="stop"):
+    """Nobody waits for this request of this Invoke any more. Has no answer, and none where it comes too late."""
+
+    number: int
+    index: int
 
 
 class Unload(Struct, frozen=True, tag="unload"):
@@ -71,7 +87,10 @@ class Prepared(Struct, frozen=True, tag="prepared"):
 
 
 class Facts(Struct, frozen=True, tag="facts"):
-    """What the loaded runtime says of itself. `allocator_bytes` is None where it counts none."""
+    """What the loaded runtime says of itself. `allocator_bytes` is None where it counts none.
+
+    `dimensions` and `max_length` are 0 where the task has none.
+    """
 
     dimensions: int
     max_length: int
@@ -83,15 +102,18 @@ class HealthSeen(Struct, frozen=True, tag="health_seen"):
     health: Health
 
 
-class Rows(Struct, frozen=True, tag="rows"):
-    """One invocation's vectors: raw little-endian float32, row after row."""
+class Partial(Struct, frozen=True, tag="partial"):
+    """Something on the way to an answer, as the bytes to pass on. No answer by itself."""
 
-    vectors: bytes
-    rows: int
-    dimensions: int
-    tokens: list[int]
-    truncated: list[bool]
-    compute_ms: float
+    number: int
+    index: int
+    body: bytes
+
+
+class Answered(Struct, frozen=True, tag="answered"):
+    """One request's `schemas.serving.Answer`, as the bytes to pass on."""
+
+    body: bytes
 
 
 class Refused(Struct, frozen=True, tag="refused"):
@@ -100,17 +122,17 @@ class Refused(Struct, frozen=True, tag="refused"):
 
 
 class Batch(Struct, frozen=True, tag="batch"):
-    """The answers to an EmbedBatch, one for each invocation."""
+    """The answers to an Invoke, one for each request."""
 
-    answers: list[Rows | Refused]
+    answers: list[Answered | Refused]
 
 
 class UnloadedModel(Struct, frozen=True, tag="unloaded_model"):
     allocator_bytes: int | None
 
 
-Request = Confine | Prepare | Start | CheckHealth | EmbedBatch | Unload
-Answer = Confined | Prepared | Facts | HealthSeen | Batch | UnloadedModel | Refused
+Request = Confine | Prepare | Start | CheckHealth | Invoke | Stop | Unload
+Answer = Confined | Prepared | Facts | HealthSeen | Partial | Batch | UnloadedModel | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -47,7 +47,7 @@ class LoadedModel(Struct, eq=False):
 
 
 async def load_model(
-    state: Path, targets: Targets, folder: str, profile: RuntimeProfile, on_stage: OnStage
+    state: Path, targets: Targets, folder: str, profile: RuntimeProfile, source: frames.Source, on_stage: OnStage
 ) -> LoadedModel:
     """Raises Refusal with the step's code. Cancelled or failed, it leaves no process behind."""
     deadline = local_ms() + profile.limits.load_ms
@@ -60,7 +60,7 @@ async def load_model(
         )
         if profile.require_offline_proof and not offline.proven:
             raise Refusal(Code.OFFLINE_NOT_PROVEN, _why_not_proven(offline))
-        await _ask_to_load(process, frames.Prepare(profile), deadline)
+        await _ask_to_load(process, frames.Prepare(profile, source), deadline)
         prepare_ms = _elapsed_ms(begun)
         on_stage("loading")
         readings = LoadReadings(
@@ -76,13 +76,15 @@ async def load_model(
         load_ms = _elapsed_ms(begun)
         on_stage("healthchecking")
         begun = time.perf_counter()
-        health = await check_health(process, profile)
+        health = await check_health(process, profile, golden=True)
         health_ms = _elapsed_ms(begun)
         # After the health check: the first inference is what makes the runtime touch all it needs.
         readings.loaded = sampler.sample()
         readings.device_loaded = device_use(profile, {process.identity.pid})
         readings.allocator_loaded = allocator_reading(facts.allocator_bytes)
         readings.peak = await sampler.close()
+        if health.golden and not all(seen.passed for seen in health.golden):
+            raise Refusal(Code.GOLDEN_MISSED, f"the model loaded and misses what its profile expects: {health.detail}")
         if not health.capability:
             raise Refusal(Code.HEALTH_FAILED, f"the model loaded and is not sound: {health.detail}")
     except BaseException:
@@ -112,11 +114,11 @@ def _why_not_proven(offline: OfflineProof) -> str:
     return f"not refused: {', '.join(done) or 'nothing'}; missing layers: {', '.join(offline.missing) or 'none'}"
 
 
-async def check_health(process: ModelProcess, profile: RuntimeProfile) -> Health:
-    """One small real inference. What goes wrong is told layer by layer, never raised."""
+async def check_health(process: ModelProcess, profile: RuntimeProfile, *, golden: bool = False) -> Health:
+    """One small real inference, and the golden probes. What goes wrong is told layer by layer, never raised."""
     begun = time.perf_counter()
     try:
-        answer = await process.ask(frames.CheckHealth(), profile.limits.health_ms)
+        answer = await process.ask(frames.CheckHealth(golden), profile.limits.health_ms)
     except TimeoutError:
         detail = f"no answer within {profile.limits.health_ms} ms"
         return Health(not process.exited.done(), False, False, False, _elapsed_ms(begun), detail=detail)

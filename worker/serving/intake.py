@@ -2,8 +2,11 @@
 
 Whatever waits when the model is free goes to it as one batch, up to the profile's `batch_max` items, so a
 lone invocation waits for nobody and many share the work. An invocation that isn't answered by its deadline
-is refused at that moment, wherever it is. A model that doesn't answer for HUNG_FACTOR times `invoke_ms`
+is refused at that moment, wherever it is, and the model is told that nobody waits for it. A cancel ends one that
+waits and tells the model of one that is computed. A model that doesn't answer for HUNG_FACTOR times `invoke_ms`
 hangs and is reported as such.
+
+Answers of the model are passed on as the bytes it made; only refusals are made here.
 """
 
 from __future__ import annotations
@@ -12,18 +15,21 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from schemas.codes import ADVICE, Code, Refusal
-from schemas.serving import EmbedRequest, EmbedResult, Failure, ServeAnswer
-from schemas.tokens import MESSAGE_BYTES_MAX
+from schemas.serving import Failure
+from schemas.tasks.requests import Request
 from worker.model import frames
 from worker.model.loading import LoadedModel
+from worker.serving import bounds
 
 HUNG_FACTOR = 2
-ANSWER_OVERHEAD_BYTES = 1_024  # field names, digests and numbers around the vectors
-ANSWER_ITEM_BYTES = 10  # one token count and one flag
 UNLOAD_WAIT_SECONDS_MAX = 1.0
+BATCH_BYTES_MAX = frames.FRAME_BYTES_MAX - 1024 * 1024  # of the requests of one batch, framing left out
 
-Respond = Callable[[ServeAnswer], Awaitable[None]]
+Respond = Callable[[bytes], Awaitable[None]]
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def failure(code: Code, message: str) -> Failure:
@@ -31,93 +37,104 @@ def failure(code: Code, message: str) -> Failure:
 
 
 class _Invocation:
-    """One accepted invocation; `respond` is called exactly once, or not at all when the worker may not answer."""
+    """One accepted invocation; its answer is given exactly once, or not at all when the worker may not answer."""
 
-    __slots__ = ("answered", "expiry", "request", "respond")
+    __slots__ = ("answered", "body", "expiry", "invocation_id", "items", "place", "respond")
 
-    def __init__(self, request: EmbedRequest, respond: Respond) -> None:
-        self.request = request
+    def __init__(self, request: Request, body: bytes, respond: Respond) -> None:
+        self.invocation_id = request.invocation_id
+        self.items = max(bounds.items_of(request), 1)
+        self.body = body
         self.respond = respond
         self.answered = False
         self.expiry: asyncio.TimerHandle | None = None
+        self.place: tuple[int, int] | None = None  # number and index of the Invoke it is computed in
 
 
 class Intake:
     """Accepts, batches and answers. `invocations` counts those the model answered."""
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        artifact_id: str,
-        profile_id: str,
-        generation: str,
-        on_hung: Callable[[str], Awaitable[None]],
-    ) -> None:
+    def __init__(self, model: LoadedModel, on_hung: Callable[[str], Awaitable[None]]) -> None:
         self._model = model
-        self._artifact_id = artifact_id
-        self._profile_id = profile_id
-        self._generation = generation
         self._on_hung = on_hung
         self._limits = model.profile.limits
         self._waiting: deque[_Invocation] = deque()
+        self._named: dict[str, _Invocation] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._computing: list[_Invocation] = []
-        self._responses: set[asyncio.Task[None]] = set()
+        self._responses: set[asyncio.Future[None]] = set()
+        self._number = 0
         self.in_flight = 0
         self.invocations = 0
+        model.process.on_partial = self._pass_on
         self._task = asyncio.create_task(self.run())
 
-    def refuse(self, request: EmbedRequest) -> Failure | None:
-        """What is wrong with this invocation before the model sees it, or None."""
-        limits, items = self._limits, len(request.texts)
-        if request.prompt_name is not None and request.prompt_name not in self._model.profile.prompts:
-            known = ", ".join(sorted(self._model.profile.prompts)) or "none"
-            return failure(Code.INPUT_INVALID, f"there is no prompt `{request.prompt_name}`; there are: {known}")
-        if items > limits.items_max:
-            return failure(Code.INPUT_TOO_LARGE, f"{items} texts; the profile allows {limits.items_max}")
-        characters = sum(map(len, request.texts))
-        if characters > limits.characters_max:
-            return failure(Code.INPUT_TOO_LARGE, f"{characters} characters; the profile allows {limits.characters_max}")
-        answer_bytes = items * (self._model.facts.dimensions * 4 + ANSWER_ITEM_BYTES) + ANSWER_OVERHEAD_BYTES
-        if answer_bytes > MESSAGE_BYTES_MAX:
-            return failure(
-                Code.INPUT_TOO_LARGE,
-                f"the answer to {items} texts would take {answer_bytes} bytes; a message holds {MESSAGE_BYTES_MAX}",
-            )
-        if len(self._waiting) >= limits.queue_max:
-            return failure(Code.OVERLOADED, f"{len(self._waiting)} invocations wait; that is the profile's bound")
-        return None
-
-    def accept(self, request: EmbedRequest, respond: Respond) -> None:
-        """Take it in; `refuse` said it may come."""
-        invocation = _Invocation(request, respond)
-        deadline_ms = min(request.deadline_ms or self._limits.invoke_ms, self._limits.invoke_ms)
+    def accept(self, request: Request, body: bytes, respond: Respond, deadline_ms: float | None = None) -> None:
+        """Take it in; raises Refusal. `body` is what `request` was decoded from; `deadline_ms` is what is left."""
+        bounds.check(request, self._model.profile)
+        if len(self._waiting) >= self._limits.queue_max:
+            raise Refusal(Code.OVERLOADED, f"{len(self._waiting)} invocations wait; that is the profile's bound")
+        name = request.invocation_id
+        if name is not None and name in self._named:
+            raise Refusal(Code.INPUT_INVALID, f"an invocation `{name}` is under way already")
+        invocation = _Invocation(request, body, respond)
+        if name is not None:
+            self._named[name] = invocation
+        asked_ms = deadline_ms if deadline_ms is not None else request.deadline_ms
+        bound_ms = min(asked_ms or self._limits.invoke_ms, self._limits.invoke_ms)
         invocation.expiry = asyncio.get_running_loop().call_later(
-            deadline_ms / 1_000.0, self._expire, invocation, deadline_ms
+            bound_ms / 1_000.0, self._expire, invocation, bound_ms
         )
         self._waiting.append(invocation)
         self.in_flight += 1
         self._idle.clear()
         self._wake.set()
 
-    def _expire(self, invocation: _Invocation, deadline_ms: int) -> None:
-        self._answer(invocation, failure(Code.DEADLINE_EXCEEDED, f"no result within {deadline_ms} ms"))
+    def cancel(self, invocation_id: str) -> bool:
+        """Whether an invocation of this name was under way."""
+        invocation = self._named.get(invocation_id)
+        if invocation is None:
+            return False
+        if invocation.place is None:
+            self._refuse(invocation, Code.INVOCATION_CANCELLED, "it was cancelled before the model saw it")
+        else:
+            self._model.process.tell(frames.Stop(*invocation.place))
+        return True
 
-    def _answer(self, invocation: _Invocation, answer: ServeAnswer | None) -> None:
+    def _expire(self, invocation: _Invocation, deadline_ms: float) -> None:
+        if invocation.place is not None:
+            self._model.process.tell(frames.Stop(*invocation.place))
+        self._refuse(invocation, Code.DEADLINE_EXCEEDED, f"no result within {deadline_ms:.0f} ms")
+
+    def _refuse(self, invocation: _Invocation, code: Code, message: str) -> None:
+        self._answer(invocation, None if invocation.answered else _encode(failure(code, message)))
+
+    def _answer(self, invocation: _Invocation, answer: bytes | None) -> None:
         if invocation.answered:
             return
         invocation.answered = True
+        if invocation.invocation_id is not None:
+            self._named.pop(invocation.invocation_id, None)
         if invocation.expiry is not None:
             invocation.expiry.cancel()
         self.in_flight -= 1
         if self.in_flight == 0:
             self._idle.set()
         if answer is not None:
-            response = asyncio.ensure_future(invocation.respond(answer))
-            self._responses.add(response)
-            response.add_done_callback(self._responses.discard)
+            self._send(invocation, answer)
+
+    def _send(self, invocation: _Invocation, body: bytes) -> None:
+        response = asyncio.ensure_future(invocation.respond(body))
+        self._responses.add(response)
+        response.add_done_callback(self._responses.discard)
+
+    def _pass_on(self, partial: frames.Partial) -> None:
+        if partial.number == self._number and partial.index < len(self._computing):
+            invocation = self._computing[partial.index]
+            if not invocation.answered:
+                self._send(invocation, partial.body)
 
     async def run(self) -> None:
         while await self.step():
@@ -130,7 +147,10 @@ class Intake:
         if not batch:
             self._wake.clear()
             return True
-        request = frames.EmbedBatch([frames.Embed(one.request.texts, one.request.prompt_name) for one in batch])
+        self._number += 1
+        for index, invocation in enumerate(batch):
+            invocation.place = (self._number, index)
+        request = frames.Invoke(self._number, [one.body for one in batch])
         bound_ms = self._limits.invoke_ms * HUNG_FACTOR
         try:
             answer = await self._model.process.ask(request, bound_ms)
@@ -145,52 +165,33 @@ class Intake:
         if not isinstance(answer, frames.Batch) or len(answer.answers) != len(batch):
             self._fail(batch, Code.INTERNAL_ERROR, "the model process answered out of step")
             return True
-        for invocation, rows in zip(batch, answer.answers, strict=True):
-            self._answer(invocation, self._result(rows))
+        for invocation, result in zip(batch, answer.answers, strict=True):
+            if isinstance(result, frames.Refused):
+                self._refuse(invocation, result.code, result.message)
+            else:
+                self.invocations += 1
+                self._answer(invocation, result.body)
         return True
 
     def _take_batch(self) -> list[_Invocation]:
-        """The first that wait, up to `batch_max` items but at least one invocation."""
+        """The first that wait, up to `batch_max` items and BATCH_BYTES_MAX, but at least one invocation."""
         batch: list[_Invocation] = []
-        items = 0
+        items = size = 0
         while self._waiting:
-            if self._waiting[0].answered:
+            first = self._waiting[0]
+            if first.answered:
                 self._waiting.popleft()
                 continue
-            count = len(self._waiting[0].request.texts)
-            if batch and items + count > self._limits.batch_max:
+            items += first.items
+            size += len(first.body)
+            if batch and (items > self._limits.batch_max or size > BATCH_BYTES_MAX):
                 break
             batch.append(self._waiting.popleft())
-            items += count
         return batch
 
     def _fail(self, batch: list[_Invocation], code: Code, message: str) -> None:
         for invocation in batch:
-            self._answer(invocation, failure(code, message))
-
-    def _result(self, rows: frames.Rows | frames.Refused) -> ServeAnswer:
-        if isinstance(rows, frames.Refused):
-            return failure(rows.code, rows.message)
-        self.invocations += 1
-        return self._embedded(rows)
-
-    def _embedded(self, rows: frames.Rows) -> EmbedResult:
-        return EmbedResult(
-            vectors=rows.vectors,
-            rows=rows.rows,
-            dimensions=rows.dimensions,
-            tokens=rows.tokens,
-            truncated=rows.truncated,
-            artifact_id=self._artifact_id,
-            profile_id=self._profile_id,
-            generation=self._generation,
-            compute_ms=rows.compute_ms,
-        )
-
-    def empty_result(self) -> EmbedResult:
-        """The answer to no texts: no rows, of the model's width."""
-        empty = frames.Rows(b"", 0, self._model.facts.dimensions, [], [], 0.0)
-        return self._embedded(empty)
+            self._refuse(invocation, code, message)
 
     async def drained(self, timeout_ms: float) -> int:
         """Wait until nothing accepted is unanswered; how many are left when the time is up."""
@@ -205,7 +206,10 @@ class Intake:
         """End the intake. What is unanswered fails with `code`, or stays unanswered where there is none to give."""
         self._task.cancel()
         for invocation in [*self._computing, *self._waiting]:
-            self._answer(invocation, failure(code, message) if code is not None else None)
+            if code is not None:
+                self._refuse(invocation, code, message)
+            else:
+                self._answer(invocation, None)
         self._waiting.clear()
         pending = [task for task in self._responses if not task.done()]
         if pending:

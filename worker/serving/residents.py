@@ -152,9 +152,7 @@ class Residents:
             resident.loaded.cancel()
             raise
         resident.model = model
-        resident.intake = Intake(
-            model, resident.artifact_id, resident.profile_id, self.generation, self._hung(resident)
-        )
+        resident.intake = Intake(model, self._hung(resident))
         resident.set_state("resident")
         resident.loaded.set_result(None)
         watch = asyncio.create_task(self._watch(resident, model))

@@ -1,12 +1,15 @@
 """The worker's front door for invocations: `tenure.serve.v1.<node>.<generation>.<deployment>`.
 
 One subscription for all deployments of the generation, so that every request is answered: by the resident's
-intake, or with a code that says why not. Requests are decoded strictly. After the session's local end
+intake, or with a code that says why not. Requests are decoded strictly, once here to admit them and once in the
+model process. What is too large for a message goes by reference, both ways. After the session's local end
 nothing is answered any more: a newer worker may be serving already.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -16,16 +19,17 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from schemas.codes import Code
-from schemas.serving import EmbedRequest, EmbedResult, ServeAnswer
+from schemas.codes import Code, Refusal
+from schemas.serving import ByReference, Cancel, Cancelled, Failure, ServeAnswer, ServeRequest
 from schemas.subjects import serve_subject
 from schemas.tokens import MESSAGE_BYTES_MAX
-from worker.serving.intake import Intake, failure
+from worker.serving.intake import Intake, Respond, failure
+from worker.serving.references import References
 from worker.serving.residents import Residents
 
 _log = structlog.get_logger(__name__)
-_decoder = msgspec.msgpack.Decoder(EmbedRequest)
-_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[ServeRequest] = msgspec.msgpack.Decoder(ServeRequest)
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Server:
@@ -36,6 +40,8 @@ class Server:
         self._node_id = node_id
         self._residents = residents
         self._may_answer = may_answer
+        self._references = References(client)
+        self._fetching: set[asyncio.Task[None]] = set()
         self._subscription: Subscription | None = None
 
     async def open(self) -> None:
@@ -43,6 +49,8 @@ class Server:
         self._subscription = await self._client.subscribe(subject, cb=self.handle)
 
     async def close(self) -> None:
+        for task in self._fetching:
+            task.cancel()
         if self._subscription is not None:
             try:
                 await self._subscription.unsubscribe()
@@ -53,50 +61,77 @@ class Server:
         """Quick by design: callbacks of one subscription run one after the other."""
         if not message.reply:
             return
-        refusal = self._admit(message)
-        if refusal is not None:
-            await self._respond(message, refusal)
 
-    def _admit(self, message: Msg) -> ServeAnswer | None:
-        """Hand the invocation to its resident, or say why not. An empty list has its answer at once."""
-        deployment_id = message.subject.rpartition(".")[2]
-        resident = self._residents.get(deployment_id)
-        if resident is None or resident.intake is None:
-            return failure(Code.NOT_RESIDENT, f"deployment `{deployment_id}` is not resident on this worker")
-        if resident.state == "draining":
-            return failure(Code.DRAINING, f"deployment `{deployment_id}` takes no more requests")
-        if resident.state == "unloading":
-            return failure(Code.NOT_RESIDENT, f"deployment `{deployment_id}` is being unloaded")
+        async def respond(body: bytes) -> None:
+            await self._respond(message, body)
+
         try:
-            request = _decoder.decode(message.data)
-        except msgspec.DecodeError as error:
-            return failure(Code.INPUT_INVALID, f"the request can't be read: {error}")
-        return self._offer(resident.intake, request, message)
+            answer = self._admit(message, respond)
+        except Refusal as refusal:
+            answer = failure(refusal.code, refusal.message)
+        if answer is not None:
+            await self._respond(message, _encode(answer))
 
-    def _offer(self, intake: Intake, request: EmbedRequest, message: Msg) -> ServeAnswer | None:
-        refusal = intake.refuse(request)
-        if refusal is not None:
-            return refusal
-        if not request.texts:
-            return intake.empty_result()
-
-        async def respond(answer: ServeAnswer) -> None:
-            await self._respond(message, answer)
-
-        intake.accept(request, respond)
+    def _admit(self, message: Msg, respond: Respond) -> ServeAnswer | None:
+        """Hand the invocation to its resident; an answer where there is one at once. Raises Refusal."""
+        intake = self._intake(message.subject.rpartition(".")[2])
+        request = _decoded(message.data)
+        if isinstance(request, Cancel):
+            return Cancelled(intake.cancel(request.invocation_id))
+        if isinstance(request, ByReference):
+            fetching = asyncio.create_task(self._fetch(message.subject, request, respond))
+            self._fetching.add(fetching)
+            fetching.add_done_callback(self._fetching.discard)
+            return None
+        intake.accept(request, message.data, respond)
         return None
 
-    async def _respond(self, message: Msg, answer: ServeAnswer) -> None:
+    def _intake(self, deployment_id: str) -> Intake:
+        """The intake of the deployment, taking invocations; raises Refusal."""
+        resident = self._residents.get(deployment_id)
+        if resident is None or resident.intake is None:
+            raise Refusal(Code.NOT_RESIDENT, f"deployment `{deployment_id}` is not resident on this worker")
+        if resident.state == "draining":
+            raise Refusal(Code.DRAINING, f"deployment `{deployment_id}` takes no more requests")
+        if resident.state == "unloading":
+            raise Refusal(Code.NOT_RESIDENT, f"deployment `{deployment_id}` is being unloaded")
+        return resident.intake
+
+    async def _fetch(self, subject: str, reference: ByReference, respond: Respond) -> None:
+        """The request behind the reference takes the way of any other; what the fetch took is off its deadline."""
+        begun = time.monotonic()
+        try:
+            body = await self._references.fetch(reference)
+            request = _decoded(body)
+            if isinstance(request, Cancel | ByReference):
+                raise Refusal(Code.INPUT_INVALID, "a reference leads to a request of the deployment's task")
+            deadline_ms = request.deadline_ms or reference.deadline_ms
+            left = None if deadline_ms is None else max(deadline_ms - (time.monotonic() - begun) * 1_000.0, 1.0)
+            self._intake(subject.rpartition(".")[2]).accept(request, body, respond, left)
+        except Refusal as refusal:
+            await respond(_encode(failure(refusal.code, refusal.message)))
+
+    async def _respond(self, message: Msg, body: bytes) -> None:
         if not self._may_answer():
             return
-        body = _encoder.encode(answer)
-        if len(body) > MESSAGE_BYTES_MAX and isinstance(answer, EmbedResult):
-            body = _encoder.encode(
-                failure(
-                    Code.INPUT_TOO_LARGE, f"the answer takes {len(body)} bytes; a message holds {MESSAGE_BYTES_MAX}"
-                )
-            )
+        if len(body) > MESSAGE_BYTES_MAX:
+            body = _encode(await self._stored(body))
+            if not self._may_answer():
+                return
         try:
             await message.respond(body)
         except NatsError as error:
             _log.warning("answer_not_sent", subject=message.subject, error=repr(error))
+
+    async def _stored(self, body: bytes) -> ByReference | Failure:
+        try:
+            return await self._references.put(body)
+        except Refusal as refusal:
+            return failure(refusal.code, refusal.message)
+
+
+def _decoded(body: bytes) -> ServeRequest:
+    try:
+        return _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise Refusal(Code.INPUT_INVALID, f"the request can't be read: {error}") from error

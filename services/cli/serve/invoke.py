@@ -19,7 +19,8 @@ from msgspec import Struct
 
 from projections.rows import DeploymentRow
 from schemas.codes import Code, Refusal
-from schemas.serving import EmbedRequest
+from schemas.tasks.text import Embedded as Vectors
+from schemas.tasks.text import EmbedRequest
 from services.cli import options
 from services.cli.context import Context, run
 from services.cli.screen.formats import short, span
@@ -71,13 +72,17 @@ async def embed(
     for start in range(0, len(texts), batch):
         part = list(texts[start : start + batch])
         began = time.perf_counter()
-        result = await client.invoke(deployment, EmbedRequest(part, prompt_name, deadline_ms), node_id)
+        request = EmbedRequest(part, prompt_name, deadline_ms=deadline_ms)
+        answer = await client.invoke(deployment, request, node_id)
         latency_ms += (time.perf_counter() - began) * 1_000
+        result = answer.result
+        if not isinstance(result, Vectors):
+            raise Refusal(Code.INPUT_INVALID, f"{deployment.name} does {deployment.capability}, not embedding")
         if not result.rows == len(result.tokens) == len(result.truncated) == len(part):
             raise Refusal(Code.INTERNAL_ERROR, f"{len(part)} texts were sent and {result.rows} answers came")
-        compute_ms += result.compute_ms
+        compute_ms += answer.compute_ms
         requests += 1
-        dimensions, generation = result.dimensions, result.generation
+        dimensions, generation = result.dimensions, answer.generation
         rows = zip(part, vectors(result.vectors, dimensions), result.tokens, result.truncated, strict=True)
         embeddings += [Embedding(*row) for row in rows]
     return Embedded(

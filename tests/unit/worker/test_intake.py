@@ -6,11 +6,16 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pytest
+
 from schemas.codes import Code, Refusal
 from schemas.profiles import Limits, RuntimeProfile
-from schemas.serving import EmbedRequest, EmbedResult, Failure, ServeAnswer
+from schemas.serving import Answer, Failure, ServeAnswer
+from schemas.tasks.requests import Request
+from schemas.tasks.text import Embedded, EmbedRequest, RerankRequest, TextChunk
 from worker.model import frames
-from worker.serving.intake import Intake
+from worker.serving.intake import Intake, failure
 
 
 class PlayedProcess:
@@ -18,50 +23,65 @@ class PlayedProcess:
 
     def __init__(self) -> None:
         self.exited: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.batches: list[frames.EmbedBatch] = []
+        self.batches: list[frames.Invoke] = []
+        self.stops: list[frames.Stop] = []
+        self.on_partial: Any = None
         self.go = asyncio.Semaphore(0)
         self.dies = False
 
-    async def ask(self, request: frames.EmbedBatch, timeout_ms: float) -> frames.Answer:
+    async def ask(self, request: frames.Invoke, timeout_ms: float) -> frames.Answer:
         self.batches.append(request)
         async with asyncio.timeout(timeout_ms / 1_000):
             await self.go.acquire()
         if self.dies:
             self.exited.set_result(None)
             raise Refusal(Code.CHILD_DIED, "it died")
-        return frames.Batch([self.rows(len(one.texts)) for one in request.invocations])
+        return frames.Batch([self.rows(len(one.texts)) for one in requests_of(request)])
 
     @staticmethod
-    def rows(count: int) -> frames.Rows:
-        return frames.Rows(b"\0" * 16 * count, count, 4, [1] * count, [False] * count, 1.0)
+    def rows(count: int) -> frames.Answered:
+        result = Embedded(b"\0" * 16 * count, count, 4, [1] * count, [False] * count)
+        return frames.Answered(msgspec.msgpack.encode(Answer(result, "a" * 64, "b" * 64, "1", 1.0)))
+
+    def tell(self, stop: frames.Stop) -> None:
+        self.stops.append(stop)
+
+
+def requests_of(invoke: frames.Invoke) -> list[Any]:
+    return [msgspec.msgpack.decode(body, type=Request) for body in invoke.requests]
 
 
 class Desk:
     """One intake and what it answered."""
 
-    def __init__(self, dimensions: int = 4, **limits: int) -> None:
+    def __init__(self, **limits: int) -> None:
         profile = RuntimeProfile("sentence_transformers", "embedding", limits=Limits(**limits))
-        facts = frames.Facts(dimensions, 128, 1, None)
+        facts = frames.Facts(4, 128, 1, None)
         self.process = PlayedProcess()
         self.hung: list[str] = []
         model: Any = SimpleNamespace(process=self.process, profile=profile, facts=facts)
-        self.intake = Intake(model, "a" * 64, "b" * 64, "1", self.on_hung)
+        self.intake = Intake(model, self.on_hung)
         self.answers: dict[str, ServeAnswer] = {}
+        self.chunks: list[TextChunk] = []
 
     async def on_hung(self, message: str) -> None:
         self.hung.append(message)
 
-    def ask(self, *texts: str, deadline_ms: int | None = None) -> ServeAnswer | None:
-        request = EmbedRequest(list(texts), None, deadline_ms)
-        refusal = self.intake.refuse(request)
-        if refusal is not None:
-            return refusal
+    def ask(self, *texts: str, deadline_ms: int | None = None, name: str | None = None) -> Failure | None:
+        request = EmbedRequest(list(texts), deadline_ms=deadline_ms, invocation_id=name)
 
-        async def respond(answer: ServeAnswer) -> None:
+        async def respond(body: bytes) -> None:
+            answer = msgspec.msgpack.decode(body, type=ServeAnswer)
+            if isinstance(answer, TextChunk):
+                self.chunks.append(answer)
+                return
             assert texts[0] not in self.answers, "answered twice"
             self.answers[texts[0]] = answer
 
-        self.intake.accept(request, respond)
+        try:
+            self.intake.accept(request, msgspec.msgpack.encode(request), respond)
+        except Refusal as refusal:
+            return failure(refusal.code, refusal.message)
         return None
 
     async def until(self, *names: str) -> None:
@@ -89,7 +109,7 @@ async def test_what_waits_goes_together_up_to_the_bound() -> None:
     for _ in range(3):
         desk.process.go.release()
     await desk.until(*"abcdef")
-    sizes = [[len(one.texts) for one in batch.invocations] for batch in desk.process.batches]
+    sizes = [[len(one.texts) for one in requests_of(batch)] for batch in desk.process.batches]
     assert sizes == [[1], [1, 1, 1], [1, 1]]
     assert desk.intake.invocations == 6
     await desk.intake.close(None, "")
@@ -104,10 +124,10 @@ async def test_a_large_invocation_goes_alone_and_whole() -> None:
     for _ in range(3):
         desk.process.go.release()
     await desk.until(*"abc")
-    assert [len(batch.invocations) for batch in desk.process.batches] == [1, 1, 1]
+    assert [len(batch.requests) for batch in desk.process.batches] == [1, 1, 1]
     answer = desk.answers["b"]
-    assert isinstance(answer, EmbedResult)
-    assert answer.rows == 5
+    assert isinstance(answer, Answer)
+    assert answer.result.rows == 5
     await desk.intake.close(None, "")
 
 
@@ -119,13 +139,6 @@ async def test_bounds_have_codes() -> None:
     await desk.until_batches(1)
     assert desk.ask("b") is None
     assert code_of(desk.ask("c")) == Code.OVERLOADED
-    await desk.intake.close(None, "")
-
-
-async def test_an_answer_over_the_message_bound_is_refused_before_work() -> None:
-    desk = Desk(dimensions=4_096, items_max=256)
-    assert code_of(desk.ask(*["x"] * 100)) == Code.INPUT_TOO_LARGE
-    assert desk.process.batches == []
     await desk.intake.close(None, "")
 
 
@@ -141,8 +154,9 @@ async def test_deadline_answers_at_once_and_only_once() -> None:
     desk.process.go.release()  # the late result is dropped
     desk.process.go.release()
     await desk.until("next")
-    assert isinstance(desk.answers["next"], EmbedResult)
-    assert [len(batch.invocations) for batch in desk.process.batches] == [1, 1]  # what had expired was not computed
+    assert isinstance(desk.answers["next"], Answer)
+    assert [len(batch.requests) for batch in desk.process.batches] == [1, 1]  # what had expired was not computed
+    assert desk.process.stops == [frames.Stop(1, 0)]  # and of what was computed the model was told
     assert desk.intake.in_flight == 0
     await desk.intake.close(None, "")
 
@@ -186,3 +200,47 @@ async def test_closing_answers_what_was_computing_and_what_waited() -> None:
     await desk.intake.close(Code.NOT_RESIDENT, "unloaded")
     await desk.until("a", "b")
     assert {code_of(answer) for answer in desk.answers.values()} == {Code.NOT_RESIDENT}
+
+
+async def test_a_cancel_ends_what_waits_and_tells_the_model_of_what_it_computes() -> None:
+    desk = Desk()
+    desk.ask("computing", name="one")
+    await desk.until_batches(1)
+    desk.ask("waiting", name="two")
+    assert code_of(desk.ask("again", name="two")) == Code.INPUT_INVALID
+    assert desk.intake.cancel("two")
+    assert desk.intake.cancel("one")
+    assert not desk.intake.cancel("three")
+    await desk.until("waiting")
+    assert code_of(desk.answers["waiting"]) == Code.INVOCATION_CANCELLED
+    assert desk.process.stops == [frames.Stop(1, 0)]
+    desk.process.go.release()
+    await desk.until("computing")
+    assert not desk.intake.cancel("one")
+    await desk.intake.close(None, "")
+
+
+async def test_pieces_go_to_their_own_asker_while_it_waits() -> None:
+    desk = Desk()
+    desk.ask("a")
+    await desk.until_batches(1)
+    desk.process.on_partial(frames.Partial(1, 0, msgspec.msgpack.encode(TextChunk(0, "ahead"))))
+    desk.process.on_partial(frames.Partial(7, 0, msgspec.msgpack.encode(TextChunk(0, "of another batch"))))
+    desk.process.go.release()
+    await desk.until("a")
+    desk.process.on_partial(frames.Partial(1, 0, msgspec.msgpack.encode(TextChunk(1, "too late"))))
+    await asyncio.sleep(0)
+    assert desk.chunks == [TextChunk(0, "ahead")]
+    await desk.intake.close(None, "")
+
+
+async def test_a_request_of_another_task_is_refused() -> None:
+    desk = Desk()
+
+    async def respond(body: bytes) -> None:
+        raise AssertionError("nothing was accepted")
+
+    request = RerankRequest("query", ["document"])
+    with pytest.raises(Refusal, match="INPUT_INVALID"):
+        desk.intake.accept(request, msgspec.msgpack.encode(request), respond)
+    await desk.intake.close(None, "")

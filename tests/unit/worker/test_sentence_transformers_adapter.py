@@ -14,8 +14,10 @@ import pytest
 
 from schemas.codes import Code, Refusal
 from schemas.profiles import RuntimeProfile
+from schemas.tasks.text import Embedded, EmbedRequest
 from worker.adapters.sentence_transformers import SentenceTransformersAdapter
-from worker.model.frames import Embed, Refused, Rows
+from worker.adapters.torch_runtime import AloneTurn
+from worker.model.frames import Refused
 
 PROFILE = RuntimeProfile(adapter="sentence_transformers", task="embedding", prompts={"query": "query: "})
 TEXTS = ["short", "a considerably longer sentence than the first one", "", "漢字"]
@@ -56,8 +58,12 @@ def started(
     return adapter
 
 
-def rows(answer: Rows | Refused) -> np.ndarray:
-    assert isinstance(answer, Rows), answer
+def ask(adapter: SentenceTransformersAdapter, requests: list[EmbedRequest]) -> list[Any]:
+    return adapter.invoke(requests, AloneTurn())
+
+
+def rows(answer: Embedded | Refused) -> np.ndarray:
+    assert isinstance(answer, Embedded), answer
     return np.frombuffer(answer.vectors, dtype="<f4").reshape(answer.rows, answer.dimensions)
 
 
@@ -68,8 +74,8 @@ def cosine(mine: np.ndarray, theirs: np.ndarray) -> float:
 
 def test_one_batch_of_many_invocations(folder: Path, reference: Any, adapters: list[Any]) -> None:
     adapter = started(folder, adapters)
-    invocations = [Embed(TEXTS, None), Embed([], None), Embed(TEXTS, "query"), Embed(TEXTS[:1], None)]
-    answers = adapter.embed([*invocations, Embed(["x"], "unknown")])
+    invocations = [EmbedRequest(TEXTS), EmbedRequest([]), EmbedRequest(TEXTS, "query"), EmbedRequest(TEXTS[:1])]
+    answers = ask(adapter, [*invocations, EmbedRequest(["x"], "unknown")])
     assert cosine(rows(answers[0]), reference.encode(TEXTS, normalize_embeddings=True)) > 0.9999
     assert rows(answers[1]).shape == (0, 384)
     assert cosine(rows(answers[2]), reference.encode(TEXTS, prompt="query: ", normalize_embeddings=True)) > 0.9999
@@ -79,8 +85,8 @@ def test_one_batch_of_many_invocations(folder: Path, reference: Any, adapters: l
 
 
 def test_pooling_of_the_profile_replaces_the_files(folder: Path, reference: Any, adapters: list[Any]) -> None:
-    mean = rows(started(folder, adapters).embed([Embed(TEXTS, None)])[0])
-    first = rows(started(folder, adapters, pooling="cls").embed([Embed(TEXTS, None)])[0])
+    mean = rows(ask(started(folder, adapters), [EmbedRequest(TEXTS)])[0])
+    first = rows(ask(started(folder, adapters, pooling="cls"), [EmbedRequest(TEXTS)])[0])
     assert cosine(mean, first) < 0.99
     import torch
 
@@ -91,10 +97,12 @@ def test_pooling_of_the_profile_replaces_the_files(folder: Path, reference: Any,
 
 def test_length_limit_truncates_and_says_so_or_refuses(folder: Path, adapters: list[Any]) -> None:
     text = "word " * 50
-    cut = started(folder, adapters, max_length=16).embed([Embed(["word", text], None)])[0]
-    assert isinstance(cut, Rows)
+    cut = ask(started(folder, adapters, max_length=16), [EmbedRequest(["word", text])])[0]
+    assert isinstance(cut, Embedded)
     assert (cut.tokens, cut.truncated) == ([3, 52], [False, True])
-    refused = started(folder, adapters, max_length=16, truncate=False).embed([Embed([text], None), Embed(["ok"], None)])
+    refused = ask(
+        started(folder, adapters, max_length=16, truncate=False), [EmbedRequest([text]), EmbedRequest(["ok"])]
+    )
     assert isinstance(refused[0], Refused)
     assert refused[0].code == Code.INPUT_TOO_LARGE
     assert "52 tokens" in refused[0].message
@@ -104,10 +112,10 @@ def test_length_limit_truncates_and_says_so_or_refuses(folder: Path, adapters: l
 def test_nan_refuses_its_own_invocation_only(folder: Path, adapters: list[Any]) -> None:
     """One damaged row in a mixed batch."""
     adapter = started(folder, adapters)
-    model = adapter._model
+    model = adapter.model
     token = model.tokenizer.convert_tokens_to_ids("poison")
     model[0].auto_model.get_input_embeddings().weight.data[token] = float("nan")
-    answers = adapter.embed([Embed(["fine"], None), Embed(["good", "poison"], None), Embed(["also fine"], None)])
+    answers = ask(adapter, [EmbedRequest(["fine"]), EmbedRequest(["good", "poison"]), EmbedRequest(["also fine"])])
     assert isinstance(answers[1], Refused)
     assert answers[1].code == Code.OUTPUT_NOT_FINITE
     assert np.isfinite(rows(answers[0])).all()
@@ -119,7 +127,7 @@ def test_health_finds_a_model_that_answers_nonsense(folder: Path, adapters: list
     sound = adapter.health()
     assert (sound.process, sound.runtime, sound.model, sound.capability) == (True, True, True, True)
     assert sound.output_dimensions == 384
-    adapter._model[0].auto_model.get_input_embeddings().weight.data.fill_(float("nan"))
+    adapter.model[0].auto_model.get_input_embeddings().weight.data.fill_(float("nan"))
     broken = adapter.health()
     assert not broken.capability
     assert "OUTPUT_NOT_FINITE" in broken.detail
@@ -127,7 +135,7 @@ def test_health_finds_a_model_that_answers_nonsense(folder: Path, adapters: list
 
 def test_smaller_dtype_stays_close(folder: Path, reference: Any, adapters: list[Any]) -> None:
     adapter = started(folder, adapters, dtype="bfloat16")
-    answer = rows(adapter.embed([Embed(TEXTS, None)])[0])
+    answer = rows(ask(adapter, [EmbedRequest(TEXTS)])[0])
     assert cosine(answer, reference.encode(TEXTS, normalize_embeddings=True)) > 0.98
 
 
@@ -139,6 +147,6 @@ def test_impossible_settings_are_refused(folder: Path, adapters: list[Any]) -> N
 def test_stopped_takes_nothing(folder: Path, adapters: list[Any]) -> None:
     adapter = started(folder, adapters)
     assert adapter.unload() is None
-    answer = adapter.embed([Embed(["x"], None)])[0]
+    answer = ask(adapter, [EmbedRequest(["x"])])[0]
     assert isinstance(answer, Refused)
     assert answer.code == Code.DRAINING

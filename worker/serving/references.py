@@ -1,0 +1,80 @@
+"""Payloads by reference: requests and answers over the bus's limit, in the object store PAYLOADS.
+
+Fetched bytes are checked for size and SHA-256 before anybody reads them, and a request's object is deleted once
+fetched. At most FETCHES_MAX are fetched at once, each within FETCH_SECONDS_MAX; what waits longer is OVERLOADED. The
+control plane makes the store; a worker without it can still do all that fits in a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import uuid
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+
+from schemas.codes import Code, Refusal
+from schemas.serving import PAYLOAD_BYTES_MAX, PAYLOADS, ByReference
+
+FETCHES_MAX = 4
+FETCHES_WAITING_MAX = 64
+FETCH_SECONDS_MAX = 60.0
+_FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError)
+
+
+class References:
+    """The worker's side of the object store."""
+
+    def __init__(self, client: Client) -> None:
+        self._js = client.jetstream()
+        self._turns = asyncio.Semaphore(FETCHES_MAX)
+        self._waiting = 0
+
+    async def fetch(self, reference: ByReference) -> bytes:
+        """The bytes, whole and as described; raises Refusal."""
+        if self._waiting >= FETCHES_WAITING_MAX:
+            raise Refusal(Code.OVERLOADED, f"{self._waiting} payloads wait to be fetched; that is the bound")
+        self._waiting += 1
+        try:
+            async with self._turns, asyncio.timeout(FETCH_SECONDS_MAX):
+                return await self._fetch(reference)
+        except _FAILURES as error:
+            message = f"payload `{reference.object}` could not be fetched: {error!r}"
+            raise Refusal(Code.PAYLOAD_UNAVAILABLE, message) from error
+        finally:
+            self._waiting -= 1
+
+    async def _fetch(self, reference: ByReference) -> bytes:
+        store = await self._js.object_store(PAYLOADS)
+        about = await store.get_info(reference.object)
+        if about.size != reference.bytes:  # before a byte of it is read
+            found = f"holds {about.size} bytes; {reference.bytes} were announced"
+            raise Refusal(Code.PAYLOAD_UNAVAILABLE, f"payload `{reference.object}` {found}")
+        body = (await store.get(reference.object)).data or b""
+        await self._delete(reference.object)
+        if len(body) != reference.bytes or hashlib.sha256(body).hexdigest() != reference.sha256:
+            raise Refusal(
+                Code.PAYLOAD_UNAVAILABLE, f"payload `{reference.object}` is not the bytes that were announced"
+            )
+        return body
+
+    async def _delete(self, name: str) -> None:
+        store = await self._js.object_store(PAYLOADS)
+        with contextlib.suppress(*_FAILURES):  # it ends by age as well
+            await store.delete(name)
+
+    async def put(self, body: bytes) -> ByReference:
+        """Store an answer; raises Refusal."""
+        if len(body) > PAYLOAD_BYTES_MAX:
+            raise Refusal(Code.INPUT_TOO_LARGE, f"the answer takes {len(body)} bytes; the bound is {PAYLOAD_BYTES_MAX}")
+        name = uuid.uuid4().hex
+        try:
+            async with asyncio.timeout(FETCH_SECONDS_MAX):
+                store = await self._js.object_store(PAYLOADS)
+                await store.put(name, body)
+        except _FAILURES as error:
+            raise Refusal(Code.PAYLOAD_UNAVAILABLE, f"the answer could not be stored: {error!r}") from error
+        return ByReference(name, len(body), hashlib.sha256(body).hexdigest())
