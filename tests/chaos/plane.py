@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 from services.embedded.plane import Plane
 from services.embedded.supervisor import ProcessSpec, Program, module_argv
 from services.settings import Settings
 from tests.chaos.proxy import HOST, Proxy
+from tests.chaos.waiting import eventually
 
 STANDBY = "standby"
 
@@ -38,6 +39,16 @@ class ChaosPlane(Plane):
         kept = self._supervisor._kept.pop(STANDBY, None)
         if kept is not None:
             await kept.unit.stop()
+
+    def killed(self, name: str) -> Awaitable[None]:
+        """Kill -9 a process now; what is returned, awaited, waits until it was started again."""
+        before = self.pid(name)
+        self.kill(name)
+
+        async def again() -> bool:
+            return self.pid(name) not in (None, before)
+
+        return eventually(again, f"{name} runs again")
 
     @contextlib.asynccontextmanager
     async def untended(self) -> AsyncIterator[None]:

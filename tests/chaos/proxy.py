@@ -3,6 +3,7 @@
     proxy = Proxy(lambda: port_of_the_server)
     await proxy.start()           # then give the program `proxy.port`
     proxy.hold()                  # a partition: bytes wait, connections stay
+    proxy.hold_at(b"lease.claim") # nothing passes from where these bytes come by, in that direction of that connection
     proxy.release()               # it heals: what waited is delivered, in order
     proxy.cut(), proxy.heal()     # connections are reset and new ones too; new ones are let through again
     proxy.delay_s = 0.1           # each way, for every connection
@@ -40,6 +41,8 @@ class _Way:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             while chunk := await self._reader.read(CHUNK_BYTES):
+                if self._proxy.stops_at(chunk):
+                    self.flowing.clear()
                 while len(self.waiting) >= HELD_CHUNKS_MAX:
                     self._room.clear()
                     await self._room.wait()
@@ -86,6 +89,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._hold_new = False
         self._cut = False
+        self._hold_at: bytes | None = None
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, HOST, 0)
@@ -110,8 +114,19 @@ class Proxy:
         for way in self._ways:
             way.flowing.clear()
 
+    def hold_at(self, part: bytes) -> None:
+        """Hold the direction of the connection in which these bytes come next, from them on, until `release`."""
+        self._hold_at = part
+
+    def stops_at(self, chunk: bytes) -> bool:
+        if self._hold_at is None or self._hold_at not in chunk:
+            return False
+        self._hold_at = None
+        return True
+
     def release(self) -> None:
         self._hold_new = False
+        self._hold_at = None
         for way in self._ways:
             way.flowing.set()
 
@@ -126,7 +141,11 @@ class Proxy:
 
     def holds(self, part: bytes) -> bool:
         """Whether these bytes wait to be delivered."""
-        return any(part in chunk for way in self._ways for _, chunk in way.waiting)
+        return any(part in chunk for chunk in self.held())
+
+    def held(self) -> list[bytes]:
+        """What waits to be delivered."""
+        return [chunk for way in self._ways for _, chunk in way.waiting]
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._cut:

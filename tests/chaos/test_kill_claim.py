@@ -1,0 +1,100 @@
+"""Kill -9 in the middle of a claim: before it is there, while it is being decided, and when its answer is lost.
+
+Whoever dies, nobody ever learns the token of a grant whose answer got lost. The work is claimed again, under the
+next attempt, by the same worker or by its successor, and is done once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from msgspec import json
+
+from schemas.codes import Code
+from schemas.replies import Reply
+from tests.chaos import claiming
+from tests.chaos.invariants import nothing_is_lost, whole
+from tests.chaos.system import System, system
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running() -> AsyncIterator[System]:
+    async with system(model=False) as made:
+        yield made
+
+
+async def test_a_worker_whose_claim_is_on_its_way(running: System) -> None:
+    """The claim arrives after the successor of whoever sent it: it is refused, and the successor's counts."""
+    generation = (await running.serving_session()).generation
+    work_id = await claiming.held_at(running, claiming.CLAIM)
+    command_id, begun = claiming.command_held(running), time.monotonic()
+    await running.plane.killed("worker")
+    later = (await running.serving_session(after=generation)).generation
+    running.plane.proxy.release()
+    work = await claiming.done_once(running, work_id)
+    assert [grant.generation for grant in work.grants] == [later]
+    async with claiming.opened(running) as log:
+        receipt = (await log.receipts([command_id]))[command_id]
+    assert json.decode(receipt.outcome, type=Reply).code is Code.GENERATION_FENCED
+    await running.recovered("worker, its claim on its way: kill -9", begun)
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+async def test_a_bus_that_a_claim_is_on_its_way_to(running: System) -> None:
+    generation = (await running.serving_session()).generation
+    work_id = await claiming.held_at(running, claiming.CLAIM)
+    command_id, begun = claiming.command_held(running), time.monotonic()
+    await running.plane.killed("nats")
+    running.plane.proxy.release()
+    work = await claiming.done_once(running, work_id)
+    assert [grant.generation for grant in work.grants] == [generation]
+    async with claiming.opened(running) as log:
+        assert await log.receipts([command_id]) == {}  # it was lost, and another one was sent
+    await running.recovered("nats, a claim on its way: kill -9", begun)
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+@pytest.mark.parametrize("victim", ["worker", "control", "relay", "projector", "nats", "postgres"])
+async def test_a_claim_that_is_being_decided(running: System, victim: str) -> None:
+    generation = (await running.serving_session()).generation
+    async with claiming.being_decided(running) as work_id:
+        begun = time.monotonic()
+        again = running.plane.killed(victim)
+    await again
+    work = await claiming.done_once(running, work_id)
+    assert len(work.grants) <= 2
+    if victim == "worker":
+        assert int(work.row.generation) > int(generation)
+    else:
+        assert {grant.generation for grant in work.grants} == {generation}
+    await running.recovered(f"{victim}, a claim being decided: kill -9", begun)
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+@pytest.mark.parametrize("victim", ["worker", "control", "nats", "postgres"])
+async def test_a_claim_whose_answer_is_lost(running: System, victim: str) -> None:
+    generation = (await running.serving_session()).generation
+    work_id = await claiming.held_at(running, claiming.TOKEN)
+    token, begun = claiming.token_held(running), time.monotonic()
+    again = running.plane.killed(victim)
+    running.plane.proxy.cut()  # what waits is lost
+    await again
+    running.plane.proxy.heal()
+    running.plane.proxy.release()
+    work = await claiming.done_once(running, work_id)
+    assert work.row.attempt == 2
+    if victim == "worker":
+        assert int(work.row.generation) > int(generation)
+        assert [end.cause for end in work.ends] == [Code.WORKER_LOST]
+    else:
+        assert work.row.generation == generation
+        assert [end.cause for end in work.ends] == [Code.LEASE_ENDED]  # its holder asked again
+    async with claiming.opened(running) as log:
+        assert not [row for row in await whole(log) if token in row.state]
+    await running.recovered(f"{victim}, a claim's answer lost: kill -9", begun)
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
