@@ -1,4 +1,4 @@
-"""What the adapters' contract suite needs to know of one model: how to make it, what to ask, what the library answers."""
+"""What the adapters' contract suite needs to know of one model: how to make it, what to ask, what the library says."""
 
 from __future__ import annotations
 

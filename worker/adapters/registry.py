@@ -34,7 +34,7 @@ class Entry(Struct, frozen=True):
 
 ENTRIES: dict[str, Entry] = {
     "sentence_transformers": Entry(
-        path="worker.adapters.sentence_transformers:SentenceTransformersAdapter",
+        path="worker.adapters.text.sentence_transformers:SentenceTransformersAdapter",
         version="2",
         tasks=("embedding",),
         packages=("torch", "transformers", "sentence-transformers", "safetensors"),

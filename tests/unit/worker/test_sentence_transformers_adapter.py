@@ -15,7 +15,7 @@ import pytest
 from schemas.codes import Code, Refusal
 from schemas.profiles import RuntimeProfile
 from schemas.tasks.text import Embedded, EmbedRequest
-from worker.adapters.sentence_transformers import SentenceTransformersAdapter
+from worker.adapters.text.sentence_transformers import SentenceTransformersAdapter
 from worker.adapters.torch_runtime import AloneTurn
 from worker.model.frames import Refused
 

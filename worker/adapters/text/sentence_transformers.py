@@ -26,7 +26,7 @@ from schemas.codes import Code, Refusal
 from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import Embedded, EmbedRequest
 from worker.adapters.contract import Inspection, Turn
-from worker.adapters.sentence_transformers_files import inspect_files
+from worker.adapters.text.sentence_transformers_files import inspect_files
 from worker.adapters.torch_runtime import TorchAdapter
 from worker.model.frames import Refused
 

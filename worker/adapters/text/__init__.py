@@ -1,0 +1,1 @@
+"""Adapters of models that read text: `embedding`, `rerank` and `text_generation`."""
