@@ -4,9 +4,10 @@ A message is a request of the deployment's task, a `ByReference` to one, or a `C
 `Answer` or one `Failure` with a code; a partial result is never returned as a whole one. A request that asked to be
 streamed gets `TextChunk`s on the same reply subject before it.
 
-A request or an answer over the bus's limit goes by reference: its bytes lie in the object store PAYLOADS under a
-random name, and `ByReference` travels in its place. Whoever fetches checks size and SHA-256. The worker deletes a
-request's object when it has fetched it, the client an answer's; what nobody fetches ends after PAYLOAD_AGE_SECONDS_MAX.
+A request or an answer over the bus's limit goes by reference: its bytes lie in the node's object store (see
+`payload_store`) under a random name, and `ByReference` travels in its place. Whoever fetches checks size and SHA-256.
+The worker deletes a request's object when it has fetched it, the client an answer's; what nobody fetches ends after
+PAYLOAD_AGE_SECONDS_MAX. Each node has a store of its own, so that no node's login reads what is for another.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import TextChunk
 from schemas.tokens import Digest, Token
 
-PAYLOADS = "tenure-payloads"  # the object store's name; its stream is OBJ_<name>
-PAYLOAD_BYTES_MAX = 256 * 1024 * 1024
+PAYLOAD_BYTES_MAX = 128 * 1024 * 1024
 PAYLOAD_AGE_SECONDS_MAX = 600
-PAYLOADS_BYTES_MAX = 4 * 1024 * 1024 * 1024  # of the whole store
+PAYLOAD_STORE_BYTES_MAX = 512 * 1024 * 1024  # of one node; the server sets it aside
+
+
+def payload_store(node_id: str) -> str:
+    """The name of a node's JetStream object store; its stream is `OBJ_<name>`."""
+    return f"tenure-payloads-{node_id}"
 
 
 class ByReference(Struct, frozen=True, tag="by_reference", forbid_unknown_fields=True):

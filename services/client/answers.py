@@ -13,6 +13,7 @@ from schemas import subjects
 from schemas.codes import Code, Refusal
 from schemas.live import LiveAnswer
 from schemas.serving import Answer, Failure, ServeAnswer
+from schemas.tasks.image import ImagesEmbedded
 from schemas.tasks.requests import RESULT_OF
 from schemas.tasks.text import Embedded
 from services.client.wire import Published
@@ -20,14 +21,19 @@ from services.client.wire import Published
 BYTES_PER_NUMBER = 4  # float32
 
 
-def answer_of(deployment: DeploymentRow, generation: str, data: bytes) -> Answer:
-    """The answer in `data`, if it comes from exactly what was deployed. A Failure is raised as its Refusal."""
+def checked(data: bytes) -> ServeAnswer:
+    """What the worker said, decoded; a Failure is raised as its Refusal."""
     try:
-        answer = msgspec.msgpack.decode(data, type=ServeAnswer)
+        answer: ServeAnswer = msgspec.msgpack.decode(data, type=ServeAnswer)
     except msgspec.DecodeError as error:
         raise Refusal(Code.INTERNAL_ERROR, f"the worker's answer cannot be read: {error}") from error
     if isinstance(answer, Failure):
         raise Refusal(answer.code, answer.message, {"advice": answer.advice} if answer.advice else {})
+    return answer
+
+
+def answer_of(deployment: DeploymentRow, generation: str, answer: ServeAnswer) -> Answer:
+    """The answer, if it comes from exactly what was deployed and is a result of its task."""
     if not isinstance(answer, Answer):
         raise Refusal(Code.INTERNAL_ERROR, f"the worker answered with a {type(answer).__name__}")
     answered = (answer.artifact_id, answer.profile_id, answer.generation)
@@ -38,6 +44,9 @@ def answer_of(deployment: DeploymentRow, generation: str, data: bytes) -> Answer
         raise Refusal(Code.INTERNAL_ERROR, f"the result is a {type(answer.result).__name__}, not a {wanted.__name__}")
     if isinstance(answer.result, Embedded):
         _check_rows(answer.result.vectors, answer.result.rows, answer.result.dimensions)
+    if isinstance(answer.result, ImagesEmbedded):
+        _check_rows(answer.result.image_vectors, answer.result.images, answer.result.dimensions)
+        _check_rows(answer.result.text_vectors, answer.result.texts, answer.result.dimensions)
     return answer
 
 

@@ -7,7 +7,7 @@
   an unambiguous prefix of at least `PREFIX_CHARACTERS_MIN` characters, or a name.
 * `wait_work` follows one work item to its end. Events wake it and name the stages; the table decides.
 * `live` asks a node what it holds at this moment. None is silence, and silence is never an answer.
-* `invoke` sends a request straight to a worker and checks that what answered is what was deployed.
+* `invoke`, `stream` and `cancel` speak straight to a worker and check that what answered is what was deployed.
 
 Refusals travel as `schemas.codes.Refusal`. No connection and no listener are UNAVAILABLE.
 """
@@ -15,9 +15,10 @@ Refusals travel as `schemas.codes.Refusal`. No connection and no listener are UN
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,18 +32,20 @@ from schemas.queries import QUERY_ROWS_MAX, Query, QueryReply
 from schemas.replies import Reply
 from schemas.serving import Answer
 from schemas.tasks.requests import Request
+from schemas.tasks.text import TextChunk
 from schemas.tokens import MESSAGE_BYTES_MAX
 from schemas.work import FINAL_STAGES
-from services.client.answers import answer_of, live_of, position_of, stage_of
+from services.client.answers import live_of, position_of, stage_of
+from services.client.invoking import Invoker
+from services.client.nats_wire import NatsWire
 from services.client.operator import credentials, default_actor
-from services.client.wire import NatsWire, NoResponder, Silent, Unreachable, Wire
+from services.client.wire import NoResponder, Silent, Unreachable, Wire
 from services.settings import Settings
 
 COMMAND_TIMEOUT_S = 10.0
 COMMAND_SENDINGS_MAX = 3
 QUERY_MARGIN_S = 2.0  # on top of what the query itself may wait
 LIVE_TIMEOUT_S = 1.0
-INVOKE_TIMEOUT_S = 60.0
 QUERY_ATTEMPTS_MAX = 8
 PAGES_MAX = 200
 POLL_S = 1.0
@@ -247,27 +250,24 @@ class Client:
         return next((answer for answer in told if answer.generation == generation), told[0] if told else None)
 
     async def invoke(self, deployment: DeploymentRow, request: Request, node_id: str | None = None) -> Answer:
-        """Ask a node that is said to hold the deployment. The worker decides: it holds it, or it refuses."""
-        payload = msgspec.msgpack.encode(request)
-        if len(payload) > MESSAGE_BYTES_MAX:
-            raise Refusal(Code.INPUT_TOO_LARGE, f"the request is {len(payload)} bytes; at most {MESSAGE_BYTES_MAX}")
-        targets = await self._targets(deployment, node_id)
-        timeout_s = INVOKE_TIMEOUT_S if request.deadline_ms is None else request.deadline_ms / 1_000 + QUERY_MARGIN_S
-        for node, generation in targets:
-            try:
-                answer = await self.wire.request(
-                    subjects.serve_subject(node, generation, deployment.id), payload, timeout_s
-                )
-            except NoResponder:
-                continue
-            except Silent as error:
-                message = f"node {node} did not answer in {timeout_s:g} s"
-                raise Refusal(Code.DEADLINE_EXCEEDED, message) from error
-            except Unreachable as error:
-                raise Refusal(Code.UNAVAILABLE, str(error)) from error
-            return answer_of(deployment, generation, answer)
-        asked = ", ".join(node for node, _ in targets) or "no node"
-        raise Refusal(Code.NOT_RESIDENT, f"deployment {deployment.name!r} is not served now (asked: {asked})")
+        """The answer of a node that holds the deployment; see `invoking`."""
+        return await (await self._invoker(deployment, node_id)).invoke(request)
+
+    async def stream(
+        self, deployment: DeploymentRow, request: Request, node_id: str | None = None
+    ) -> AsyncGenerator[TextChunk | Answer]:
+        """Pieces of the answer as they come, then the whole; stopping early cancels. See `invoking`."""
+        pieces = (await self._invoker(deployment, node_id)).stream(request)
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    async def cancel(self, deployment: DeploymentRow, invocation_id: str, node_id: str | None = None) -> bool:
+        """Whether there was such an invocation under way; it ends at its next step."""
+        return await (await self._invoker(deployment, node_id)).cancel(invocation_id)
+
+    async def _invoker(self, deployment: DeploymentRow, node_id: str | None) -> Invoker:
+        return Invoker(self.wire, deployment, await self._targets(deployment, node_id))
 
     async def _targets(self, deployment: DeploymentRow, node_id: str | None) -> Sequence[tuple[str, str]]:
         """Its nodes and their generations, those the log calls resident first. The log only orders them."""

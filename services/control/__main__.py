@@ -14,11 +14,13 @@ import structlog
 
 from services.bus import connect
 from services.clock import RandomIds, SystemClock
+from services.control.payloads import PayloadStores
 from services.control.serve import ControlPlane, Terms
 from services.eventlog.port import Superseded
 from services.eventlog.postgres import PostgresLog
 from services.process import run_service, until_stopped
 from services.settings import Settings
+from worker.cancellation import end_tasks
 
 EXIT_SUPERSEDED = 5
 
@@ -38,7 +40,11 @@ async def control(settings: Settings, stop: asyncio.Event) -> int:
 
     async def serve() -> None:
         await plane.start()
-        await plane.run()
+        payloads = asyncio.create_task(PayloadStores(nc, lambda: plane.folded.world.fleet.nodes).run(), name="payloads")
+        try:
+            await plane.run()
+        finally:
+            await end_tasks([payloads])
 
     try:
         await until_stopped(serve(), stop)

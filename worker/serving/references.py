@@ -1,4 +1,4 @@
-"""Payloads by reference: requests and answers over the bus's limit, in the object store PAYLOADS.
+"""Payloads by reference: requests and answers over the bus's limit, in this node's object store.
 
 Fetched bytes are checked for size and SHA-256 before anybody reads them, and a request's object is deleted once
 fetched. At most FETCHES_MAX are fetched at once, each within FETCH_SECONDS_MAX; what waits longer is OVERLOADED. The
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import io
 import uuid
 
 import nats.errors
@@ -17,7 +18,7 @@ import nats.js.errors
 from nats.aio.client import Client
 
 from schemas.codes import Code, Refusal
-from schemas.serving import PAYLOAD_BYTES_MAX, PAYLOADS, ByReference
+from schemas.serving import PAYLOAD_BYTES_MAX, ByReference, payload_store
 
 FETCHES_MAX = 4
 FETCHES_WAITING_MAX = 64
@@ -28,8 +29,9 @@ _FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError)
 class References:
     """The worker's side of the object store."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, node_id: str) -> None:
         self._js = client.jetstream()
+        self._name = payload_store(node_id)
         self._turns = asyncio.Semaphore(FETCHES_MAX)
         self._waiting = 0
 
@@ -48,12 +50,14 @@ class References:
             self._waiting -= 1
 
     async def _fetch(self, reference: ByReference) -> bytes:
-        store = await self._js.object_store(PAYLOADS)
+        store = await self._js.object_store(self._name)
         about = await store.get_info(reference.object)
         if about.size != reference.bytes:  # before a byte of it is read
             found = f"holds {about.size} bytes; {reference.bytes} were announced"
             raise Refusal(Code.PAYLOAD_UNAVAILABLE, f"payload `{reference.object}` {found}")
-        body = (await store.get(reference.object)).data or b""
+        whole = io.BytesIO()  # the library's own buffer copies what it has for each chunk
+        await store.get(reference.object, writeinto=whole)
+        body = whole.getvalue()
         await self._delete(reference.object)
         if len(body) != reference.bytes or hashlib.sha256(body).hexdigest() != reference.sha256:
             raise Refusal(
@@ -62,7 +66,7 @@ class References:
         return body
 
     async def _delete(self, name: str) -> None:
-        store = await self._js.object_store(PAYLOADS)
+        store = await self._js.object_store(self._name)
         with contextlib.suppress(*_FAILURES):  # it ends by age as well
             await store.delete(name)
 
@@ -73,7 +77,7 @@ class References:
         name = uuid.uuid4().hex
         try:
             async with asyncio.timeout(FETCH_SECONDS_MAX):
-                store = await self._js.object_store(PAYLOADS)
+                store = await self._js.object_store(self._name)
                 await store.put(name, body)
         except _FAILURES as error:
             raise Refusal(Code.PAYLOAD_UNAVAILABLE, f"the answer could not be stored: {error!r}") from error

@@ -40,7 +40,7 @@ class Server:
         self._node_id = node_id
         self._residents = residents
         self._may_answer = may_answer
-        self._references = References(client)
+        self._references = References(client, node_id)
         self._fetching: set[asyncio.Task[None]] = set()
         self._subscription: Subscription | None = None
 
