@@ -92,7 +92,7 @@ def report(seed: int, broken: str) -> None:
         broken = str(error)
     print(f"\nseed {seed}: {broken}\nwith these faults:")
     print("\n".join(f"  {fault}" for fault in faults) or "  none")
-    print("the end of its log:\n  " + "\n  ".join(story.tail))
+    print("the end of its log:\n  " + "\n  ".join(story.watch.tail))
 
 
 def main() -> int:
@@ -111,7 +111,7 @@ def main() -> int:
             return 1
         story.run()
         print(f"seed {options.seed}: {len(story.disk.log._rows)} events, {story.loop.steps} steps, nothing broken")
-        print("\n".join(story.tail) if options.show else f"log digest {story.digest()}")
+        print("\n".join(story.watch.tail) if options.show else f"log digest {story.digest()}")
         return 0
     return run_many(range(options.first, options.first + options.seeds))
 

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import itertools
 import json
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,8 @@ from tests.simulation.jetstream import JetStream, Stream
 from tests.simulation.loop import PROCESS, Process, SimLoop
 from tests.simulation.wire import Message, Network, matches
 
+INBOX = "_INBOX"
+
 
 class SimBus:
     """The server. It has no process: it never stops, but it can be cut off, restarted and wiped."""
@@ -32,6 +34,10 @@ class SimBus:
         self.up = True
         self.streams: dict[str, Stream] = {}
         self.clients: list[SimClient] = []
+        self._subscriptions: list[Subscription] = []
+        self.on_store: Callable[[str, bool, str, bytes, dict[str, str] | None], None] = lambda *_: None
+        self.on_redelivery: Callable[[str], None] = lambda _: None
+        self._inboxes: defaultdict[str, list[Subscription]] = defaultdict(list)
 
     def wipe(self) -> None:
         """As a server that comes back with an empty store."""
@@ -42,7 +48,7 @@ class SimBus:
         heard = False
         if subject.startswith("$JS.API.STREAM.CREATE."):
             config = json.loads(data)
-            self.streams.setdefault(config["name"], Stream(config))
+            self.streams.setdefault(config["name"], Stream(config, self))
             return self.route(sender, reply, b"{}", "", None)
         for stream in self.streams.values():
             if any(matches(pattern, subject) for pattern in stream.subjects):
@@ -50,12 +56,28 @@ class SimBus:
                 ack = stream.take(subject, data, headers)
                 if reply:
                     self.route(sender, reply, json.dumps(ack).encode(), "", None)
-        for client in self.clients:
-            for subscription in client.subscriptions:
-                if matches(subscription.pattern, subject):
-                    heard = True
-                    client.deliver(subscription, subject, data, reply, headers)
+        for subscription in self.listening(subject):
+            heard = True
+            subscription.client.deliver(subscription, subject, data, reply, headers)
         return heard
+
+    def listening(self, subject: str) -> list[Subscription]:
+        """The subscriptions that a message on this subject is for, in the order in which they were made."""
+        return [each for each in self._listed(subject) if matches(each.pattern, subject)]
+
+    def add(self, subscription: Subscription) -> None:
+        self._listed(subscription.pattern).append(subscription)
+
+    def remove(self, subscription: Subscription) -> None:
+        listed = self._listed(subscription.pattern)
+        if subscription in listed:
+            listed.remove(subscription)
+
+    def _listed(self, subject: str) -> list[Subscription]:
+        """Inboxes are kept apart: each is for one message or two, and all others would be asked about those."""
+        if not subject.startswith(INBOX):
+            return self._subscriptions
+        return self._inboxes[".".join(subject.split(".", 2)[:2])]
 
     def stream(self, name: str) -> Stream:
         if name not in self.streams:
@@ -68,11 +90,13 @@ class Subscription:
         self.client, self.pattern, self.callback = client, pattern, callback
         self._queue: deque[Message] = deque()
         self._running = False
+        self.closed = False
         self.context = contextvars.copy_context()
 
     async def unsubscribe(self, limit: int = 0) -> None:
-        if self in self.client.subscriptions:
-            self.client.subscriptions.remove(self)
+        self.closed = True
+        self.client.subscriptions.discard(self)
+        self.client.bus.remove(self)
 
     drain = unsubscribe
 
@@ -100,8 +124,7 @@ class SimClient:
     def __init__(self, bus: SimBus, process: Process) -> None:
         self.bus, self.process = bus, process
         self.connected, self.closed = True, False
-        self.subscriptions: list[Subscription] = []
-        self._to_server: deque[tuple[str, bytes, str, dict[str, str] | None]] = deque()
+        self.subscriptions: set[Subscription] = set()
         self._last_arrival_s = 0.0
         self._nuid = SimpleNamespace(next=lambda: bytearray(f"{next(self._inboxes)}".encode()))  # nats.micro asks
         bus.clients.append(self)
@@ -113,6 +136,9 @@ class SimClient:
 
     def _gone(self) -> None:
         self.closed = True
+        for subscription in self.subscriptions:
+            subscription.closed = True
+            self.bus.remove(subscription)
         self.subscriptions.clear()
         if self in self.bus.clients:
             self.bus.clients.remove(self)
@@ -124,11 +150,12 @@ class SimClient:
         await asyncio.sleep(self.bus.network.delay_s())
 
     def new_inbox(self) -> str:
-        return f"_INBOX.{next(self._inboxes)}"
+        return f"{INBOX}.{next(self._inboxes)}"
 
     async def subscribe(self, subject: str, queue: str = "", cb: Any = None) -> Subscription:
         subscription = Subscription(self, subject, cb)
-        self.subscriptions.append(subscription)
+        self.subscriptions.add(subscription)
+        self.bus.add(subscription)
         return subscription
 
     async def publish(
@@ -170,9 +197,12 @@ class SimClient:
         return message
 
     def _anybody(self, subject: str) -> bool:
-        patterns = [s.pattern for client in self.bus.clients for s in client.subscriptions]
-        patterns += [pattern for stream in self.bus.streams.values() for pattern in stream.subjects]
-        return subject.startswith("$JS") or any(matches(pattern, subject) for pattern in patterns)
+        kept = (pattern for stream in self.bus.streams.values() for pattern in stream.subjects)
+        return (
+            subject.startswith("$JS")
+            or bool(self.bus.listening(subject))
+            or any(matches(pattern, subject) for pattern in kept)
+        )
 
     def _schedule(self, arrive: Callable[[], None]) -> None:
         loop, network = self.bus.loop, self.bus.network
@@ -194,7 +224,7 @@ class SimClient:
         network = self.bus.network
 
         def arrive() -> None:
-            if self.is_connected and subscription in self.subscriptions:
+            if self.is_connected and not subscription.closed:
                 subscription.take(Message(self, subject, data, reply, headers))
 
         for _ in range(network.copies(self.process, subject)):

@@ -16,16 +16,21 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[float, float]]] = {
     "duplication": (("network",), (2.0, 15.0)),
     "reordering": (("network",), (2.0, 15.0)),
     "delay": (("network",), (2.0, 15.0)),
+    "hints lost": (("network",), (3.0, 20.0)),  # wake-ups and offers of work; all else arrives
+    "acks lost": (("network",), (3.0, 20.0)),  # of JetStream messages, which then come again
     "bus restart": (("bus",), (0.1, 5.0)),
     "bus wiped": (("bus",), (0.1, 3.0)),
     "database away": (("disk",), (0.2, 8.0)),
     "disk full": (("disk",), (0.5, 5.0)),
+    "disk stalls": (("disk",), (0.5, 14.0)),  # commits wait, at times longer than JetStream waits for an ack
     "lost acks": (("disk",), (2.0, 20.0)),
     "child killed": (("host",), (0.0, 0.0)),
     "child hangs": (("host",), (2.0, 10.0)),
     "loads fail": (("host",), (2.0, 15.0)),
+    "loads are slow": (("host",), (5.0, 20.0)),  # longer than a lease, or than JetStream waits for an ack
     "clock jump": (("clock",), (0.0, 0.0)),
     "second worker": (("worker",), (0.0, 0.0)),  # started while the first still runs
+    "worker leaves": (("worker",), (0.0, 0.0)),  # stopped in good order
 }
 
 

@@ -20,8 +20,9 @@ REDELIVERY_TICK_S = 1.0
 
 
 class Stream:
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], bus: SimBus) -> None:
         self.config = config
+        self.bus = bus
         self.subjects: list[str] = config["subjects"]
         self.messages: dict[int, tuple[str, bytes, dict[str, str] | None]] = {}
         self.last_sequence = 0
@@ -32,6 +33,7 @@ class Stream:
         if self.config.get("max_msgs_per_subject") == 1:
             for sequence in [s for s, held in self.messages.items() if held[0] == subject]:
                 del self.messages[sequence]
+        self.bus.on_store(self.config["name"], not self.messages, subject, data, headers)
         self.last_sequence += 1
         self.messages[self.last_sequence] = (subject, data, headers)
         self.arrived.set()
@@ -70,6 +72,7 @@ class Consumer:
                     del self._out[sequence]
                 else:
                     found.append((sequence, held))
+                    self.bus.on_redelivery(self.stream.config["name"])
         while self._next <= self.stream.last_sequence and len(found) < count:
             held = self.stream.messages.get(self._next)
             if held is not None and matches(self.pattern, held[0]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import itertools
 import sys
 from asyncio import events
 from collections.abc import Callable, Coroutine
@@ -36,30 +37,13 @@ class Process:
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
-class _NoSelector:
-    """Stands where the loop would wait for files: waiting moves the clock instead."""
-
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
-
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("nothing can ever happen again: the story is stuck")
-        if timeout > 0:
-            self._loop.now_s += timeout
-        return []
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
 class SimLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 1_000.0
         self.steps = 0
-        self._selector = _NoSelector(self)
-        self._clock_resolution = 1e-6
+        self._timers: list[tuple[float, int, events.TimerHandle]] = []  # the number keeps ties in their order
+        self._numbers = itertools.count()
         self.errors: list[str] = []
         self.kept: list[asyncio.Task[Any]] = []  # a killed process's tasks must not be collected: that runs cleanup
         self.set_exception_handler(self._note_error)
@@ -74,17 +58,46 @@ class SimLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         """Nobody sleeps in a selector."""
 
+    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
+        """Cancelled timers leave when their time comes."""
+
+    def _run_once(self) -> None:
+        """Move the clock if nothing can run, then run once what can. As asyncio's, without files to wait for."""
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not ready:
+            if not timers:
+                raise RuntimeError("nothing can ever happen again: the story is stuck")
+            self.now_s = max(self.now_s, timers[0][0])
+        now_s = self.now_s
+        while timers and timers[0][0] <= now_s:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                self._run_in_process(handle)
+
+    def _run_in_process(self, handle: events.Handle) -> None:
+        self.steps += 1
+        if self.steps > STEPS_MAX:
+            raise RuntimeError("too many steps: something runs in circles")
+        process = handle._context.get(PROCESS)
+        if process is None or (process.alive and not process.stopped):
+            handle._run()
+        elif process.alive:
+            process.waiting.append(handle)
+
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> events.Handle:
-        handle = _Handle(callback, args, self, context)
+        handle = events.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> events.TimerHandle:
-        timer = _Timer(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True
+        timer = events.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
@@ -120,27 +133,13 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.extend(process.waiting)
         process.waiting.clear()
 
-    def may_run(self, handle: events.Handle) -> bool:
-        self.steps += 1
-        if self.steps > STEPS_MAX:
-            raise RuntimeError("too many steps: something runs in circles")
-        process = handle._context.get(PROCESS)
-        if process is None:
-            return True
-        if not process.alive:
-            return False
-        if process.stopped:
-            process.waiting.append(handle)
-            return False
-        return True
-
     def bury(self) -> None:
         """After the story: let go of what killed processes left, without letting it say anything."""
         before, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             self.kept.clear()
             self._ready.clear()
-            self._scheduled.clear()
+            self._timers.clear()
             self.close()
         finally:
             sys.unraisablehook = before
@@ -152,22 +151,6 @@ class SimLoop(asyncio.BaseEventLoop):
         if left_behind and (error is None or isinstance(error, asyncio.CancelledError)):
             return
         self.errors.append(f"{message}: {error!r}")
-
-
-class _Handle(events.Handle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        if self._loop.may_run(self):
-            super()._run()
-
-
-class _Timer(events.TimerHandle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        if self._loop.may_run(self):
-            super()._run()
 
 
 def _task_in_process(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:

@@ -42,8 +42,19 @@ class Host:
         self.loop, self.rng = loop, rng
         self.alive: dict[int, SimModelProcess] = {}
         self.pids = itertools.count(1_000)
-        self.load_failures = 0.0
-        self.hangs = 0.0
+        self._ended_s: dict[int, float] = {}
+        self.mend()
+
+    def mend(self) -> None:
+        self.hangs = self.load_failures = self.slow_loads = 0.0
+
+    def gone(self, pid: int) -> None:
+        """This model process has ended, in whichever way."""
+        if self.alive.pop(pid, None) is not None:
+            self._ended_s[pid] = self.loop.time()
+
+    def ended_at_s(self, pid: int) -> float | None:
+        return self._ended_s.get(pid)
 
     def spawned_by(self, parent: Process | None) -> None:
         """A worker's death takes its model processes with it, as PR_SET_PDEATHSIG does."""
@@ -52,7 +63,7 @@ class Host:
 
     def _orphaned(self, parent: Process) -> None:
         for child in [c for c in self.alive.values() if c.parent is parent]:
-            del self.alive[child.identity.pid]
+            self.gone(child.identity.pid)
 
     def kill_one(self) -> bool:
         """SIGKILL to some model process from outside, as the kernel does when memory is short."""
@@ -108,7 +119,7 @@ class SimModelProcess:
         return frames.Batch(list(rows))
 
     def end(self, exit_code: int) -> None:
-        self.host.alive.pop(self.identity.pid, None)
+        self.host.gone(self.identity.pid)
         if not self.exited.done():
             self.exited.set_result(Exit(exit_code, self._asked))
 

@@ -1,97 +1,116 @@
-"""The simulated PostgreSQL: a log that can be slow, away or full, and tables that survive their projector."""
+"""The simulated PostgreSQL: a log that can be away, full or slow to commit, and tables that outlive their projector."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from projections.project import Rows
 from projections.rows import Row
 from services.eventlog.memory import MemoryLog
 from services.eventlog.port import Leader, LogRow, LogUnavailable, NewEvent, NewReceipt, Receipt
-from tests.simulation.checkers.epochs import check_epoch
-from tests.simulation.loop import PROCESS
+from tests.simulation.loop import PROCESS, SimLoop
+from tests.simulation.network import SimNetwork
+
+LATENCY_S = (0.0003, 0.003)
+AWAY_S = 0.5  # until a connection to a database that is away is given up
+STALL_TICK_S = 0.05
 
 
 class Disk:
-    """What survives everything. `on_append` sees each new row at once, before anybody is told of it."""
+    """What survives everything. The callbacks see each change at once, before anybody is told of it."""
 
-    def __init__(self, now_ms: Callable[[], int], on_append: Callable[[LogRow], None]) -> None:
-        self.log = MemoryLog(now_ms)
+    def __init__(self, loop: SimLoop, network: SimNetwork, rng: random.Random) -> None:
+        self.network, self.rng = network, rng
+        self.log = MemoryLog(lambda: int(loop.time() * 1_000))
         self.tables: Rows = {}
         self.tracked = 0
-        self.on_append = on_append
-        self.away = False
-        self.full = False
+        self.on_append: Callable[[Sequence[LogRow], Sequence[NewReceipt], int, int], None] = lambda *_: None
+        self.on_write: Callable[[Rows, int, int], None] = lambda *_: None
+        self.mend()
+
+    def mend(self) -> None:
+        self.away = self.full = self.stalled = False
         self.lost_acks = 0.0
 
-    def row(self, position: int) -> LogRow:
-        return self.log._rows[position - 1]
+    @property
+    def reachable(self) -> bool:
+        """Whether events can be committed now."""
+        return not (self.away or self.full or self.stalled)
+
+    async def reach(self) -> None:
+        """There and in: LogUnavailable where the database is away."""
+        await asyncio.sleep(self.rng.uniform(*LATENCY_S))
+        if self.away:
+            await asyncio.sleep(AWAY_S)
+            if self.away:
+                raise LogUnavailable("simulated: the database is away")
+
+    async def sync(self) -> None:
+        """A commit waits for the disk."""
+        while self.stalled:  # noqa: ASYNC110 - virtual time costs nothing
+            await asyncio.sleep(STALL_TICK_S)
 
 
 class SimLog:
     """One process's connection to the log."""
 
-    def __init__(self, disk: Disk, story: Any) -> None:
-        self.disk, self.story = disk, story
-
-    async def _reach(self) -> None:
-        await asyncio.sleep(self.story.rng.uniform(0.0003, 0.003))
-        if self.disk.away:
-            await asyncio.sleep(0.5)
-            if self.disk.away:
-                raise LogUnavailable("simulated: the database is away")
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
 
     async def append(self, events: Sequence[NewEvent], receipts: Sequence[NewReceipt], epoch: int) -> list[int]:
-        await self._reach()
-        self.story.effect(PROCESS.get(), "append")
-        if self.disk.full and events:
+        disk = self.disk
+        await disk.reach()
+        disk.network.effect(PROCESS.get(), "append")
+        await disk.sync()
+        if disk.full and events:
             raise LogUnavailable("simulated: no space left on device")
         positions = await self._append(events, receipts, epoch)
-        if self.story.rng.random() < self.disk.lost_acks:
+        if disk.rng.random() < disk.lost_acks:
             # The connection broke after the commit; the library sends the same append again.
             positions = await self._append(events, receipts, epoch)
-        self.story.effect(PROCESS.get(), "appended")
-        await asyncio.sleep(self.story.rng.uniform(0.0003, 0.003))
+        disk.network.effect(PROCESS.get(), "appended")
+        await asyncio.sleep(disk.rng.uniform(*LATENCY_S))
         return positions
 
     async def _append(self, events: Sequence[NewEvent], receipts: Sequence[NewReceipt], epoch: int) -> list[int]:
-        positions = await self.disk.log.append(events, receipts, epoch)
-        if positions:
-            self.story.check(check_epoch, epoch, (await self.disk.log.leader()).epoch)
-        for position in positions:
-            self.disk.on_append(self.disk.row(position))
+        log = self.disk.log
+        positions = await log.append(events, receipts, epoch)
+        rows = log._rows[positions[0] - 1 : positions[-1]] if positions else []
+        self.disk.on_append(rows, receipts, epoch, log._leader.epoch)
         return positions
 
     async def read(self, after: int, limit: int) -> list[LogRow]:
-        await self._reach()
+        await self.disk.reach()
         return await self.disk.log.read(after, limit)
 
     async def read_streams(self, streams: Sequence[str], up_to: int | None = None) -> list[LogRow]:
-        await self._reach()
+        await self.disk.reach()
         return await self.disk.log.read_streams(streams, up_to)
 
     async def receipts(self, command_ids: Sequence[str]) -> dict[str, Receipt]:
-        await self._reach()
+        await self.disk.reach()
         return await self.disk.log.receipts(command_ids)
 
     async def last_position(self) -> int:
-        await self._reach()
+        await self.disk.reach()
         return await self.disk.log.last_position()
 
     async def leader(self) -> Leader:
-        await self._reach()
+        await self.disk.reach()
         return await self.disk.log.leader()
 
     async def take_epoch(self, holder: str, expected: int | None = None) -> int | None:
-        await self._reach()
+        await self.disk.reach()
+        await self.disk.sync()
         epoch = await self.disk.log.take_epoch(holder, expected)
-        self.story.effect(PROCESS.get(), "epoch taken")
+        self.disk.network.effect(PROCESS.get(), "epoch taken")
         return epoch
 
     async def renew_epoch(self, epoch: int) -> bool:
-        await self._reach()
+        await self.disk.reach()
+        await self.disk.sync()
         return await self.disk.log.renew_epoch(epoch)
 
     async def close(self) -> None:
@@ -101,27 +120,25 @@ class SimLog:
 class SimStore:
     """As services.projector.store.ViewStore: rows and position together, or neither."""
 
-    def __init__(self, disk: Disk, story: Any) -> None:
-        self.disk, self.story = disk, story
-
-    async def _reach(self) -> None:
-        await asyncio.sleep(self.story.rng.uniform(0.0003, 0.003))
-        if self.disk.away:
-            raise LogUnavailable("simulated: the database is away")
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
 
     async def prepare(self, *, rebuild: bool = False) -> int:
-        await self._reach()
+        await self.disk.reach()
         if rebuild:
-            self.disk.tables, self.disk.tracked = {}, 0
+            raise NotImplementedError("no story rebuilds tables while it goes on")
         return self.disk.tracked
 
     async def write(self, rows: Rows, expected: int, position: int) -> bool:
-        await self._reach()
-        self.story.effect(PROCESS.get(), "write")
-        if self.disk.tracked != expected:
+        disk = self.disk
+        await disk.reach()
+        disk.network.effect(PROCESS.get(), "write")
+        await disk.sync()
+        if disk.tracked != expected:
             return False
         written: dict[tuple[str, str], Row] = dict(rows)
-        self.disk.tables.update(written)
-        self.disk.tracked = position
-        self.story.effect(PROCESS.get(), "written")
+        disk.tables.update(written)
+        disk.tracked = position
+        disk.on_write(written, expected, position)
+        disk.network.effect(PROCESS.get(), "written")
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Protocol
 
 from tests.simulation.loop import PROCESS, Process
@@ -9,6 +10,9 @@ from tests.simulation.loop import PROCESS, Process
 if TYPE_CHECKING:
     from tests.simulation.bus import SimClient
     from tests.simulation.jetstream import Consumer
+
+
+MATCHES_KEPT = 16_384
 
 
 class Network(Protocol):
@@ -25,6 +29,7 @@ class Network(Protocol):
         """Called before and after each effect; may kill the process."""
 
 
+@functools.lru_cache(maxsize=MATCHES_KEPT)
 def matches(pattern: str, subject: str) -> bool:
     if "*" not in pattern and ">" not in pattern:
         return pattern == subject

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from schemas import events as ev
 from services.eventlog.port import LogRow
-from tests.simulation.checkers import Violation
+from tests.simulation.checkers import Checker, Violation
 
 
-class Versions:
+class Epochs(Checker):
     def __init__(self) -> None:
         self._versions: dict[str, int] = {}
         self._position = 0
@@ -18,8 +18,7 @@ class Versions:
         self._position = row.position
         self._versions[row.stream] = row.version
 
-
-def check_epoch(given: int, newest: int) -> None:
-    """Of an append that went through."""
-    if given != newest:
-        raise Violation(f"epoch {given} appended after epoch {newest} was taken")
+    def appended(self, epoch: int, newest: int) -> None:
+        """Of an append that went through."""
+        if epoch != newest:
+            raise Violation(f"epoch {epoch} appended after epoch {newest} was taken")

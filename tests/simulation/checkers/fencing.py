@@ -7,27 +7,23 @@ import msgspec
 from schemas import events as ev
 from schemas.evidence import Evidence, ResidentLost
 from services.eventlog.port import LogRow
-from tests.simulation.checkers import Violation
+from tests.simulation.checkers import Checker, Violation
 from tests.simulation.checkers.leases import Leases
 
-_decode = msgspec.json.Decoder(Evidence).decode
+decode_evidence = msgspec.json.Decoder(Evidence).decode
 COUNTS = (ev.WorkProgressed, ev.WorkCompleted, ev.WorkFailed, ev.WorkCancelled, ev.ResidencyChanged)
 
 
-class Fencing:
+class Fencing(Checker):
     """Looks at the signed evidence inside each event that counts, before `leases` has seen the event."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
-        self._counted: set[str] = set()
 
     def see(self, row: LogRow, event: ev.Event) -> None:
         if not isinstance(event, COUNTS) or event.signed is None:
             return
-        evidence = _decode(event.signed.payload)
-        if evidence.evidence_id in self._counted and not isinstance(event, ev.ResidencyChanged):
-            raise Violation(f"evidence {evidence.evidence_id} counted twice")
-        self._counted.add(evidence.evidence_id)
+        evidence = decode_evidence(event.signed.payload)
         current = self._leases.generation[evidence.node_id]
         if int(evidence.generation) != current:
             raise Violation(f"the word of generation {evidence.generation} counted; {evidence.node_id} is at {current}")

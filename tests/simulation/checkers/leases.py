@@ -1,13 +1,15 @@
-"""1: at most one live lease per work item, granted to the node's current generation, for the next attempt."""
+"""1: at most one live lease per work item, of the node's current generation, granted for the next attempt."""
 
 from __future__ import annotations
 
 from schemas import events as ev
 from services.eventlog.port import LogRow
-from tests.simulation.checkers import Violation
+from tests.simulation.checkers import Checker, Violation
 
 
-class Leases:
+class Leases(Checker):
+    """Also what others look up: who holds what, and which generation each node is at."""
+
     def __init__(self) -> None:
         self.generation: dict[str, int] = {}
         self.alive: dict[str, bool] = {}
@@ -22,8 +24,10 @@ class Leases:
         match event:
             case ev.NodeEnrolled():
                 self.generation[event.node_id], self.enabled[event.node_id] = 0, True
-            case ev.NodeDisabled() | ev.NodeEnabled():
-                self.enabled[event.node_id] = isinstance(event, ev.NodeEnabled)
+            case ev.NodeDisabled():
+                self.enabled[event.node_id] = self.alive[event.node_id] = False
+            case ev.NodeEnabled():
+                self.enabled[event.node_id] = True
             case ev.WorkerRegistered():
                 if int(event.generation) <= self.generation[event.node_id]:
                     raise Violation(f"generation {event.generation} of {event.node_id} is not newer")
@@ -61,3 +65,9 @@ class Leases:
         self.attempts[event.work_id] = event.attempt
         self.live[event.work_id] = (event.generation, event.attempt)
         self.until[event.work_id] = event.until_ms
+
+    def step(self) -> None:
+        for work_id, (generation, _) in self.live.items():
+            node_id = self.node_of[work_id]
+            if int(generation) != self.generation[node_id] or not self.alive[node_id]:
+                raise Violation(f"work {work_id} has a lease of generation {generation} of {node_id}, which is over")
