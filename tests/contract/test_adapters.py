@@ -1,0 +1,424 @@
+"""One contract for all adapters, on real files: what each does alike, whatever its task.
+
+Every model that `tests.models` lists goes through all of it. What a task has of its own is tested with its adapter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from schemas.codes import Code
+from schemas.profiles import RuntimeProfile
+from schemas.tasks.golden import GoldenProbe
+from schemas.tasks.requests import REQUEST_OF, RESULT_OF, Request, Result
+from schemas.tasks.text import EmbedRequest, RerankRequest
+from tests.models import every_model
+from tests.models.model import Model, files_of
+from worker.adapters import registry
+from worker.adapters.contract import Inspection, RuntimeAdapter
+from worker.adapters.torch_runtime import AloneTurn
+from worker.model.frames import Facts, Refused
+from worker.model.golden import Unlike, ask_goldens, distance
+
+FOREIGN_TYPE = "dinov2"  # real, in the library, and no adapter's
+EVERY_MODEL = every_model()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries() -> None:
+    """What the libraries say while they are imported is not ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in {each for entry in registry.ENTRIES.values() for each in entry.imports}:
+            __import__(name)
+
+
+@pytest.fixture(scope="module", params=EVERY_MODEL, ids=[model.name for model in EVERY_MODEL])
+def model(request: pytest.FixtureRequest) -> Model:
+    chosen: Model = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def folder(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's files. Not to be changed: see `copy`."""
+    made = tmp_path_factory.mktemp("model") / model.name
+    made.mkdir()
+    model.build(made)
+    return made
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """Links to the model's files: to be replaced, never written to."""
+    shutil.copytree(folder, tmp_path / "copy", copy_function=os.link)
+    return tmp_path / "copy"
+
+
+@pytest.fixture(scope="module")
+def started(model: Model, folder: Path) -> Iterator[tuple[RuntimeAdapter, Facts]]:
+    adapter = registry.adapter_of(model.profile.adapter)
+    adapter.prepare(model.profile)
+    facts = adapter.start(folder)
+    yield adapter, facts
+    adapter.unload()
+
+
+@pytest.fixture
+def adapter(started: tuple[RuntimeAdapter, Facts]) -> RuntimeAdapter:
+    return started[0]
+
+
+def fresh(model: Model, folder: Path, profile: RuntimeProfile | None = None) -> RuntimeAdapter:
+    adapter = registry.adapter_of(model.profile.adapter)
+    adapter.prepare(profile or model.profile)
+    adapter.start(folder)
+    return adapter
+
+
+def ask(adapter: RuntimeAdapter, requests: Sequence[Request]) -> list[Result | Refused]:
+    return adapter.invoke(requests, AloneTurn())
+
+
+def sound(answer: Result | Refused) -> Result:
+    assert not isinstance(answer, Refused), answer
+    return answer
+
+
+def near(model: Model, expected: Result, answer: Result | Refused) -> None:
+    assert distance(expected, sound(answer)) <= model.tolerance
+
+
+def foreign_request(model: Model) -> Request:
+    mine = REQUEST_OF[model.profile.task]
+    return RerankRequest("query", ["document"]) if mine is EmbedRequest else EmbedRequest(["text"])
+
+
+# Static inspection.
+
+
+def inspect(model: Model, folder: Path) -> Inspection:
+    return registry.inspect(model.profile.adapter, model.profile.task, folder, files_of(folder))
+
+
+def test_inspection_says_compatible_and_the_facts(
+    model: Model, folder: Path, started: tuple[RuntimeAdapter, Facts]
+) -> None:
+    seen, facts = inspect(model, folder), started[1]
+    assert seen.compatible, seen.reasons
+    assert seen.architecture
+    assert seen.parameters
+    assert seen.weights_bytes == sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+    assert facts.parameters > 0
+    assert seen.dimensions in (None, facts.dimensions)
+    assert seen.max_length in (None, facts.max_length)
+
+
+def test_the_same_bytes_are_built_each_time(model: Model, folder: Path, tmp_path: Path) -> None:
+    """Else a digest of them would name nothing."""
+    model.build(tmp_path)
+    assert files_of(tmp_path) == files_of(folder)
+    for entry in files_of(folder):
+        assert (tmp_path / entry.path).read_bytes() == (folder / entry.path).read_bytes(), entry.path
+
+
+def replace(path: Path, content: bytes) -> None:
+    """A new file in the place of the link."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+
+
+def _cut(model: Model, folder: Path) -> str:
+    weights = folder / model.weights
+    replace(weights, weights.read_bytes()[:-1])
+    return model.weights
+
+
+def _no_weights(model: Model, folder: Path) -> str:
+    (folder / model.weights).unlink()
+    return model.weights
+
+
+def _no_config(model: Model, folder: Path) -> str:
+    (folder / model.config).unlink()
+    return model.config
+
+
+def _config_is_no_object(model: Model, folder: Path) -> str:
+    replace(folder / model.config, b"[]")
+    return model.config
+
+
+def _foreign_type(model: Model, folder: Path) -> str:
+    config = json.loads((folder / model.config).read_bytes())
+    key = "model_type" if "model_type" in config else "_class_name"
+    replace(folder / model.config, json.dumps({**config, key: FOREIGN_TYPE}).encode())
+    return FOREIGN_TYPE
+
+
+def _auto_map(model: Model, folder: Path) -> str:
+    config = json.loads((folder / model.config).read_bytes())
+    classes = ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification", "AutoModelForCausalLM")
+    config["auto_map"] = dict.fromkeys(classes, "canary.Canary")
+    replace(folder / model.config, json.dumps(config).encode())
+    return "auto_map"
+
+
+def _pickle_beside(model: Model, folder: Path) -> str:
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    return "pytorch_model.bin"
+
+
+def _pickle_instead(model: Model, folder: Path) -> str:
+    _no_weights(model, folder)
+    return _pickle_beside(model, folder)
+
+
+def _code(model: Model, folder: Path) -> str:
+    (folder / "canary.py").write_text("")
+    return "canary.py"
+
+
+OBSTACLES: list[Callable[[Model, Path], str]] = [
+    _cut, _no_weights, _no_config, _config_is_no_object, _foreign_type, _auto_map, _pickle_beside, _pickle_instead,
+    _code,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("put", OBSTACLES, ids=[put.__name__.strip("_") for put in OBSTACLES])
+def test_each_obstacle_is_a_reason(model: Model, copy: Path, put: Callable[[Model, Path], str]) -> None:
+    named = put(model, copy)
+    seen = inspect(model, copy)
+    assert not seen.compatible
+    assert {reason.code for reason in seen.reasons} == {Code.RUNTIME_INCOMPATIBLE}
+    assert any(named in reason.message for reason in seen.reasons), seen.reasons
+
+
+def test_all_obstacles_are_told_at_once(model: Model, copy: Path) -> None:
+    named = [put(model, copy) for put in (_cut, _auto_map, _code, _pickle_beside)]
+    messages = [reason.message for reason in inspect(model, copy).reasons]
+    assert all(any(name in message for message in messages) for name in named), messages
+
+
+def test_code_of_the_folder_is_never_run(model: Model, copy: Path, tmp_path: Path) -> None:
+    """Not by inspection, and not by a load that did not wait for it."""
+    _auto_map(model, copy)
+    mark = tmp_path / "canary-ran"
+    (copy / "canary.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Canary: pass\n")
+    assert not inspect(model, copy).compatible
+    with contextlib.suppress(Exception):  # how it fails is the library's, and it may as well load a class of its own
+        fresh(model, copy).unload()
+    assert not mark.exists()
+
+
+def test_another_task_has_a_reason(model: Model, folder: Path) -> None:
+    others = set(REQUEST_OF) - set(registry.ENTRIES[model.profile.adapter].tasks)
+    for task in others:
+        seen = registry.inspect(model.profile.adapter, task, folder, files_of(folder))
+        assert [reason.code for reason in seen.reasons] == [Code.RUNTIME_INCOMPATIBLE]
+
+
+def test_importing_an_adapter_imports_no_runtime() -> None:
+    modules = ", ".join(entry.path.partition(":")[0] for entry in registry.ENTRIES.values())
+    heavy = "('torch', 'transformers', 'sentence_transformers', 'diffusers', 'numpy', 'PIL', 'soundfile')"
+    check = f"import sys, {modules}; sys.exit(any(name in sys.modules for name in {heavy}))"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+# Load and health.
+
+
+def test_it_is_healthy(adapter: RuntimeAdapter) -> None:
+    assert adapter.probe() == ""
+    first, second = adapter.health(), adapter.health()
+    assert (first.process, first.runtime, first.model, first.capability) == (True, True, True, True), first.detail
+    assert first.output_digest
+    assert first.output_digest == second.output_digest
+
+
+def test_facts_can_be_had_again(started: tuple[RuntimeAdapter, Facts]) -> None:
+    adapter, facts = started
+    assert adapter.collect_runtime_facts() == facts
+    assert facts.allocator_bytes is None  # on cpu nobody counts
+
+
+# Answers.
+
+
+def test_answers_are_the_librarys(model: Model, folder: Path, adapter: RuntimeAdapter) -> None:
+    for request in model.requests:
+        answer = sound(ask(adapter, [request])[0])
+        assert type(answer) is RESULT_OF[model.profile.task]
+        expected = model.reference(folder, model.profile, request)
+        found = distance(expected, answer)
+        print(f"{model.name}: distance {found:.3g}")
+        assert found <= model.tolerance
+
+
+def test_a_batch_answers_as_each_alone(model: Model, adapter: RuntimeAdapter) -> None:
+    alone = [sound(ask(adapter, [request])[0]) for request in model.requests]
+    for order in (slice(None), slice(None, None, -1)):
+        together = ask(adapter, list(model.requests)[order])
+        for expected, answer in zip(alone[order], together, strict=True):
+            near(model, expected, answer)
+
+
+def test_small_device_batches_answer_the_same(model: Model, folder: Path, adapter: RuntimeAdapter) -> None:
+    limits = msgspec.structs.replace(model.profile.limits, batch_max=1)
+    one_by_one = fresh(model, folder, msgspec.structs.replace(model.profile, limits=limits))
+    try:
+        for expected, answer in zip(ask(adapter, model.requests), ask(one_by_one, model.requests), strict=True):
+            near(model, sound(expected), answer)
+    finally:
+        one_by_one.unload()
+
+
+def test_the_same_request_has_the_same_answer(model: Model, adapter: RuntimeAdapter) -> None:
+    assert ask(adapter, model.requests) == ask(adapter, model.requests)
+
+
+def test_results_can_travel(model: Model, adapter: RuntimeAdapter) -> None:
+    """As MessagePack to who asked, and as JSON into a golden probe."""
+    for answer in ask(adapter, model.requests):
+        for form in (msgspec.msgpack, msgspec.json):
+            assert form.decode(form.encode(answer), type=type(answer)) == answer
+
+
+def test_nothing_asked_is_nothing_answered(adapter: RuntimeAdapter) -> None:
+    assert ask(adapter, []) == []
+
+
+def test_empty_has_a_defined_result(model: Model, adapter: RuntimeAdapter) -> None:
+    if model.empty is None:
+        pytest.skip("the task has no empty request")
+    alone = sound(ask(adapter, [model.empty])[0])
+    assert type(alone) is RESULT_OF[model.profile.task]
+    items = [value for value in msgspec.structs.asdict(alone).values() if isinstance(value, list | bytes)]
+    assert items
+    assert not any(items), alone
+    among = ask(adapter, [model.requests[0], model.empty, model.requests[-1]])
+    assert among[1] == alone
+
+
+def test_a_bad_request_is_refused_and_harms_no_other(model: Model, adapter: RuntimeAdapter) -> None:
+    foreign = (foreign_request(model), Code.INPUT_INVALID.value)
+    assert model.bad, "name what this adapter refuses"
+    first, last = model.requests[0], model.requests[-1]
+    alone = [sound(answer) for answer in (ask(adapter, [first])[0], ask(adapter, [last])[0])]
+    for request, code in [*model.bad, foreign]:
+        answers = ask(adapter, [first, request, last])
+        refused = answers[1]
+        assert isinstance(refused, Refused), request
+        assert refused.code == code, refused
+        assert refused.message
+        near(model, alone[0], answers[0])
+        near(model, alone[1], answers[2])
+
+
+def test_only_bad_requests(model: Model, adapter: RuntimeAdapter) -> None:
+    answers = ask(adapter, [request for request, _ in model.bad])
+    assert [answer.code for answer in answers if isinstance(answer, Refused)] == [code for _, code in model.bad]
+
+
+# Golden probes.
+
+
+def golden(model: Model, request: Request, expected: Result) -> RuntimeProfile:
+    probe = GoldenProbe("first", request, expected, model.tolerance)
+    return msgspec.structs.replace(model.profile, golden=[probe])
+
+
+def test_golden_probes_pass_and_fail(model: Model, folder: Path, adapter: RuntimeAdapter) -> None:
+    first, other = model.requests[0], model.requests[-1]
+    expected = model.reference(folder, model.profile, first)
+    (seen,) = ask_goldens(golden(model, first, expected), lambda requests: ask(adapter, requests))
+    assert seen.passed, seen.detail
+    (missed,) = ask_goldens(golden(model, other, expected), lambda requests: ask(adapter, requests))
+    assert not missed.passed
+    assert missed.detail
+
+
+# Damage.
+
+
+def _all_nan(path: Path) -> None:
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Any] = {}
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        for name in file.keys():  # noqa: SIM118 - no dict
+            tensor = file.get_tensor(name)
+            tensors[name] = torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else tensor
+    path.unlink()
+    save_file(tensors, path, metadata=metadata)
+
+
+def test_a_model_of_nans_never_has_a_result(model: Model, copy: Path) -> None:
+    _all_nan(copy / model.weights)
+    broken = fresh(model, copy)
+    try:
+        for answer in ask(broken, model.requests):
+            assert isinstance(answer, Refused), answer
+            assert answer.code == Code.OUTPUT_NOT_FINITE
+        health = broken.health()
+        assert not health.capability
+        assert Code.OUTPUT_NOT_FINITE in health.detail
+    finally:
+        broken.unload()
+
+
+# The end.
+
+
+def test_stopped_takes_no_more(model: Model, folder: Path) -> None:
+    adapter = fresh(model, folder)
+    sound(ask(adapter, model.requests[:1])[0])
+    adapter.stop()
+    answers = ask(adapter, [*model.requests, foreign_request(model)])
+    assert {answer.code for answer in answers if isinstance(answer, Refused)} == {Code.DRAINING}
+    assert len(answers) == len(model.requests) + 1
+    adapter.unload()
+
+
+def test_unloading_drops_the_model(model: Model, folder: Path) -> None:
+    """Every part of it: nothing that the adapter keeps holds a weight."""
+    adapter: Any = fresh(model, folder)
+    sound(ask(adapter, model.requests[:1])[0])
+    kept = adapter.model
+    modules = [kept] if hasattr(kept, "parameters") else list(getattr(kept, "components", {}).values())
+    seen = [weakref.ref(tensor) for each in modules if hasattr(each, "parameters") for tensor in each.parameters()]
+    assert seen
+    del kept, modules
+    assert adapter.unload() is None  # on cpu nobody counts
+    gc.collect()
+    assert not [each for each in seen if each() is not None]
+    assert adapter.unload() is None
+    assert isinstance(ask(adapter, model.requests[:1])[0], Refused)
+
+
+def test_unlike_results_have_no_distance(model: Model, adapter: RuntimeAdapter) -> None:
+    """The measure that this suite trusts tells kinds apart."""
+    from schemas.tasks.text import Reranked
+
+    answer = sound(ask(adapter, model.requests[:1])[0])
+    other: Result = Reranked([], [], [], []) if not isinstance(answer, Reranked) else Reranked([0.0] * 999, [], [], [])
+    with pytest.raises(Unlike):
+        distance(other, answer)
