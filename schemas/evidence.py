@@ -26,11 +26,20 @@ class Reading(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Memory(Struct, frozen=True, forbid_unknown_fields=True):
-    """Memory around one load, by instrument.
+    """Memory around one load, by instrument. A field that is left out was not told by an earlier worker.
 
-    `process_*` is the child's PSS (its proportional share of resident pages): before weights, at its highest
-    seen sample, with the model loaded, and 0 after exit. `allocator_*` is the ML runtime's own device count.
-    `device_*` is the whole device as the driver tells it. `reclaimed` is what the child held and no longer does.
+    `process_*` is the child's PSS, its proportional share of resident pages. `process_before` is before weights,
+    `process_peak` the highest seen sample, `process_after` 0 once the child has ended. `allocator_*` is the ML
+    runtime's own count of the device. `allocator_after` is with the model dropped and the child still there.
+    `allocator_reserved_loaded` and `allocator_reserved_after` include what the runtime keeps for itself.
+    `device_*` is the driver's count. `device_own_loaded` and `device_own_after` are of the child alone.
+    `device_external` is of processes that are not this worker's. `cgroup_limit` is the smallest limit on this worker's
+    memory cgroup. `cgroup_current` is what counted against it with the model loaded.
+
+    `allocator_reclaimed` is what dropping the model gave back to the device. `reclaimed` is what the child held and no
+    longer does. `reclaim_complete` is true where the child has ended and, on a device, the driver's count shows that
+    the memory came back. `reclaim_reason` is why it is not: not given back, or not measured. `reclaim_waited_ms` is
+    how long the driver was given to free it.
     """
 
     process_before: Reading
@@ -45,18 +54,40 @@ class Memory(Struct, frozen=True, forbid_unknown_fields=True):
     device_external: Reading
     reclaimed: Reading
     reclaim_complete: bool
+    allocator_before: Reading | UnsetType = UNSET
+    allocator_peak: Reading | UnsetType = UNSET
+    allocator_reserved_loaded: Reading | UnsetType = UNSET
+    allocator_reserved_after: Reading | UnsetType = UNSET
+    allocator_reclaimed: Reading | UnsetType = UNSET
+    device_total: Reading | UnsetType = UNSET
+    device_own_loaded: Reading | UnsetType = UNSET
+    device_own_after: Reading | UnsetType = UNSET
+    cgroup_limit: Reading | UnsetType = UNSET
+    cgroup_current: Reading | UnsetType = UNSET
+    reclaim_waited_ms: float | UnsetType = UNSET
+    reclaim_reason: Annotated[str, Meta(max_length=1_000)] | UnsetType = UNSET
 
 
 class Attempt(Struct, frozen=True, forbid_unknown_fields=True):
-    """One try at breaking out of the sandbox from inside it, and how it ended."""
+    """One try at breaking out of the sandbox from inside it, and how it ended.
+
+    `outside` is what came of the same try just before, without the sandbox. Where it failed there too it is not
+    `tried`: nothing was taken away, so it proves nothing.
+    """
 
     action: str
     refused: bool
     detail: str
+    outside: str = ""
+    tried: bool = True
 
 
 class OfflineProof(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which layers were applied, and each attempt's result. `proven` needs every attempt refused."""
+    """Which layers were applied, and each attempt's result.
+
+    `proven`: every attempt that was tried was refused, and none that a proof needs was left untried. It does not
+    depend on which layers did it.
+    """
 
     applied: list[str]
     missing: list[str]

@@ -80,8 +80,10 @@ class Session:
         self.valid_until_ms = granted.asked_ms + self._session_ms - margin_ms(self._session_ms)
         self._outbox = Outbox(settings.node_id, self.generation, key, self._publish)
         self.residents = Residents(self.generation, environment, self._on_lost)
-        place = Workplace(str(settings.artifact_root), settings.state, decoys.targets, environment, self.residents)
         self._devices = DeviceWatch(accelerator_of(environment))
+        place = Workplace(
+            str(settings.artifact_root), settings.state, decoys.targets, environment, self.residents, self._devices
+        )
         self._device_reserve_bytes: int | None = None
         self._dispatcher = Dispatcher(
             control, self._outbox, place, settings.node_id, self.generation, self._devices.read

@@ -23,15 +23,17 @@ from tests.simulation.loop import PROCESS, Process, SimLoop
 from worker import artifacts, clock
 from worker.adapters.contract import Inspection
 from worker.model import frames
+from worker.model.allocator import AllocatorReading
+from worker.model.cgroup import HostMemory
 from worker.model.child import Exit
-from worker.model.measure import DeviceUse
 from worker.model.processes import Identity
 
 ENVIRONMENT = RuntimeEnvironment(
     python="3.11", platform="simulated", worker="0", packages={}, adapters={"sentence_transformers": "1"},
     devices=[Device(kind="cpu", index=0, name="simulated")],
 )  # fmt: skip
-NO_DEVICE = Reading(unavailable="simulated")
+SIMULATED = Reading(unavailable="simulated")
+NO_ALLOCATOR = AllocatorReading(unavailable="simulated")
 MODEL_BYTES = 100_000_000
 
 
@@ -103,17 +105,17 @@ class SimModelProcess:
         if isinstance(request, frames.Confine):
             return frames.Confined(OfflineProof(["simulated"], [], [Attempt("connect", True, "refused")], True))
         if isinstance(request, frames.Prepare):
-            return frames.Prepared({})
+            return frames.Prepared({}, NO_ALLOCATOR)
         if isinstance(request, frames.Start):
             if self.host.rng.random() < self.host.load_failures:
                 self.end(1)
                 raise Refusal(Code.LOAD_FAILED, "simulated: the runtime refused the files")
             return frames.Facts(3, 256, 1_000, None)
         if isinstance(request, frames.CheckHealth):
-            return frames.HealthSeen(Health(True, True, True, True, 1.0, "ab" * 32, 3))
+            return frames.HealthSeen(Health(True, True, True, True, 1.0, "ab" * 32, 3), NO_ALLOCATOR)
         if isinstance(request, frames.Unload):
             self.host.loop.call_later(0.02, self.end, 0)
-            return frames.UnloadedModel(None)
+            return frames.UnloadedModel(NO_ALLOCATOR, NO_ALLOCATOR)
         rows = [frames.Rows(b"\0" * 12 * len(one.texts), len(one.texts), 3, [1] * len(one.texts),
                             [False] * len(one.texts), 1.0) for one in request.batch]  # fmt: skip
         return frames.Batch(list(rows))
@@ -173,9 +175,6 @@ def on_machine(host: Host) -> Iterator[None]:
     def verify(root: str, location: str, artifact_id: str, files: Any, cancel: Any, bound: Any = None) -> Any:
         return artifacts.Checked(len(files), sum(entry.size for entry in files), 1.0)
 
-    def device_use(profile: Any, own: Any) -> DeviceUse:
-        return DeviceUse(NO_DEVICE, NO_DEVICE)
-
     def inspect(adapter: str, task: str, folder: Path, files: Any) -> Inspection:
         return Inspection(architecture="Simulated")
 
@@ -185,10 +184,8 @@ def on_machine(host: Host) -> Iterator[None]:
     seams = {
         "worker.model.loading.ModelProcess.spawn": spawn,
         "worker.model.loading.PeakSampler": _Sampler,
-        "worker.model.loading.process_bytes": process_bytes,
-        "worker.model.loading.device_use": device_use,
-        "worker.model.measure.process_bytes": process_bytes,
-        "worker.model.measure.is_alive": lambda identity: identity.pid in host.alive,
+        "worker.model.load_memory.process_bytes": process_bytes,
+        "worker.model.load_memory.read_host_memory": lambda: HostMemory(SIMULATED, SIMULATED),
         "worker.serving.residents.process_bytes": process_bytes,
         "worker.duty.work.artifacts.verify": verify,
         "worker.duty.work.artifacts.folder_path": lambda root, location: f"/nowhere/{location}",

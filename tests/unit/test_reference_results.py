@@ -97,7 +97,8 @@ class Plane:
 
 def statements() -> dict[str, Any]:
     reading = evidence.Reading(bytes=1)
-    memory = evidence.Memory(**dict.fromkeys(evidence.Memory.__struct_fields__[:-1], reading), reclaim_complete=True)
+    readings = [one.name for one in msgspec.structs.fields(evidence.Memory) if one.type is evidence.Reading]
+    memory = evidence.Memory(**dict.fromkeys(readings, reading), reclaim_complete=True)
     health = evidence.Health(True, True, True, True, 1.0, "1f" * 32, 384)
     offline = evidence.OfflineProof(["landlock"], [], [evidence.Attempt("connect", True, "refused")], proven=True)
     mark = fingerprint(examples.ENVIRONMENT)

@@ -22,6 +22,7 @@ from worker import artifacts
 from worker.adapters import registry
 from worker.adapters.contract import Inspection
 from worker.model import frames
+from worker.model.device_watch import DeviceWatch
 from worker.model.loading import LoadedModel, OnStage, check_health, load_model, unload_model
 from worker.sandbox.escape import Targets
 from worker.serving.residents import Resident, Residents
@@ -38,6 +39,7 @@ class Workplace(Struct, frozen=True, eq=False):
     targets: Targets
     environment: RuntimeEnvironment
     residents: Residents
+    devices: DeviceWatch
 
 
 async def execute(order: WorkOrder, place: Workplace, on_stage: OnStage) -> Statement:
@@ -134,7 +136,7 @@ async def _load_model(order: WorkOrder, spec: ProbeSpec | JobSpec, place: Workpl
     if not seen.compatible:
         raise Refusal(Code.RUNTIME_INCOMPATIBLE, "; ".join(reason.message for reason in seen.reasons[:REASONS_MAX]))
     source = frames.Source(artifact_id, spec.profile_id, order.generation)
-    return await load_model(place.state, place.targets, folder, profile, source, on_stage)
+    return await load_model(place.state, place.targets, folder, profile, source, place.devices, on_stage)
 
 
 async def _probe(order: WorkOrder, spec: ProbeSpec, place: Workplace, on_stage: OnStage) -> Probed:
@@ -182,7 +184,7 @@ async def _load(order: WorkOrder, spec: JobSpec, place: Workplace, on_stage: OnS
     return Loaded(
         fingerprint=fingerprint(place.environment),
         health=health,
-        memory=model.readings.while_loaded(),
+        memory=model.memory.while_loaded(),
         offline=model.offline,
         load_ms=model.prepare_ms + model.load_ms,
         child_pid=model.process.identity.pid,

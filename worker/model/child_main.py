@@ -30,6 +30,7 @@ from worker.adapters import registry
 from worker.adapters.contract import RuntimeAdapter
 from worker.adapters.torch_runtime import AloneTurn
 from worker.model import frames
+from worker.model.allocator import AllocatorReading, read_allocator
 from worker.model.golden import ask_goldens
 from worker.sandbox import escape, kernel
 from worker.sandbox.confinement import confine
@@ -71,17 +72,25 @@ class Child:
             case frames.Prepare():
                 self._profile, self._source = request.profile, request.source
                 self._adapter = registry.adapter_of(request.profile.adapter)
-                return frames.Prepared(self._adapter.prepare(request.profile))
+                return frames.Prepared(self._adapter.prepare(request.profile), self._allocator())
             case frames.Start():
                 return self.adapter.start(Path(request.folder))
             case frames.CheckHealth():
-                return frames.HealthSeen(self._health(golden=request.golden))
+                return frames.HealthSeen(self._health(golden=request.golden), self._allocator())
             case frames.Invoke():
                 return self._invoke(request)
             case frames.Stop():
                 return None  # its Invoke has been answered
             case frames.Unload():
-                return frames.UnloadedModel(self.adapter.unload())
+                before = self._allocator()
+                self.adapter.unload()
+                return frames.UnloadedModel(before, self._allocator())
+
+    def _allocator(self) -> AllocatorReading:
+        """What torch counts on the profile's device, whatever adapter runs on it."""
+        profile = self._profile
+        device = f"cuda:{profile.device_index}" if profile is not None and profile.device == "cuda" else "cpu"
+        return read_allocator(sys.modules.get("torch"), device)
 
     def _health(self, *, golden: bool) -> Health:
         health = self.adapter.health()

@@ -19,6 +19,7 @@ from schemas.codes import Code
 from schemas.evidence import Health, OfflineProof
 from schemas.profiles import RuntimeProfile
 from schemas.serving import PAYLOAD_BYTES_MAX
+from worker.model.allocator import AllocatorReading
 from worker.sandbox.confinement import Policy
 from worker.sandbox.escape import Targets
 
@@ -84,6 +85,7 @@ class Confined(Struct, frozen=True, tag="confined"):
 
 class Prepared(Struct, frozen=True, tag="prepared"):
     versions: dict[str, str]
+    allocator: AllocatorReading
 
 
 class Facts(Struct, frozen=True, tag="facts"):
@@ -100,6 +102,7 @@ class Facts(Struct, frozen=True, tag="facts"):
 
 class HealthSeen(Struct, frozen=True, tag="health_seen"):
     health: Health
+    allocator: AllocatorReading
 
 
 class Partial(Struct, frozen=True, tag="partial"):
@@ -128,7 +131,10 @@ class Batch(Struct, frozen=True, tag="batch"):
 
 
 class UnloadedModel(Struct, frozen=True, tag="unloaded_model"):
-    allocator_bytes: int | None
+    """What the allocator held just before the model was dropped, and just after."""
+
+    before: AllocatorReading
+    after: AllocatorReading
 
 
 Request = Confine | Prepare | Start | CheckHealth | Invoke | Stop | Unload

@@ -1,8 +1,8 @@
 """The steps from nothing to a model that answers, and back to nothing.
 
     spawn -> confine, try to break out -> import the runtime -> [readings before] -> read the weights
-          -> [readings loaded] -> health
-    unload -> exit -> [readings after]
+          -> health -> [readings loaded]
+    [readings before the unload] -> unload -> exit -> [readings after]
 
 `load_ms` of the profile bounds everything up to the weights, `health_ms` the check. Where a step fails,
 the process is ended and seen to end before the failure is told. Weights are not read before isolation is
@@ -19,12 +19,15 @@ from typing import Literal
 from msgspec import Struct
 
 from schemas.codes import Code, Refusal
-from schemas.evidence import Health, Memory, OfflineProof, Reading
+from schemas.evidence import Health, Memory, OfflineProof
 from schemas.profiles import RuntimeProfile
 from worker.clock import local_ms
 from worker.model import frames
+from worker.model.allocator import AllocatorReading
 from worker.model.child import Exit, ModelProcess
-from worker.model.measure import NO_ALLOCATOR, LoadReadings, PeakSampler, device_use, process_bytes
+from worker.model.device_watch import DeviceWatch
+from worker.model.load_memory import NOT_ANSWERED, LoadMemory
+from worker.model.measure import PeakSampler
 from worker.sandbox.confinement import Policy
 from worker.sandbox.escape import Targets
 
@@ -39,7 +42,7 @@ class LoadedModel(Struct, eq=False):
     profile: RuntimeProfile
     offline: OfflineProof
     facts: frames.Facts
-    readings: LoadReadings
+    memory: LoadMemory
     health: Health
     prepare_ms: float
     load_ms: float
@@ -47,7 +50,13 @@ class LoadedModel(Struct, eq=False):
 
 
 async def load_model(
-    state: Path, targets: Targets, folder: str, profile: RuntimeProfile, source: frames.Source, on_stage: OnStage
+    state: Path,
+    targets: Targets,
+    folder: str,
+    profile: RuntimeProfile,
+    source: frames.Source,
+    devices: DeviceWatch,
+    on_stage: OnStage,
 ) -> LoadedModel:
     """Raises Refusal with the step's code. Cancelled or failed, it leaves no process behind."""
     deadline = local_ms() + profile.limits.load_ms
@@ -60,15 +69,13 @@ async def load_model(
         )
         if profile.require_offline_proof and not offline.proven:
             raise Refusal(Code.OFFLINE_NOT_PROVEN, _why_not_proven(offline))
-        await _ask_to_load(process, frames.Prepare(profile, source), deadline)
+        prepared = await _ask_to_load(process, frames.Prepare(profile, source), deadline)
+        if not isinstance(prepared, frames.Prepared):
+            raise Refusal(Code.INTERNAL_ERROR, f"the model process answered {type(prepared).__name__} to Prepare")
         prepare_ms = _elapsed_ms(begun)
         on_stage("loading")
-        readings = LoadReadings(
-            profile=profile,
-            identity=process.identity,
-            before=process_bytes(process.identity),
-            device_before=device_use(profile, {process.identity.pid}),
-        )
+        memory = LoadMemory(profile, process.identity, devices)
+        await memory.before(prepared.allocator)
         begun = time.perf_counter()
         facts = await _ask_to_load(process, frames.Start(folder), deadline)
         if not isinstance(facts, frames.Facts):
@@ -76,13 +83,10 @@ async def load_model(
         load_ms = _elapsed_ms(begun)
         on_stage("healthchecking")
         begun = time.perf_counter()
-        health = await check_health(process, profile, golden=True)
+        health, allocator = await _ask_health(process, profile, golden=True)
         health_ms = _elapsed_ms(begun)
-        # After the health check: the first inference is what makes the runtime touch all it needs.
-        readings.loaded = sampler.sample()
-        readings.device_loaded = device_use(profile, {process.identity.pid})
-        readings.allocator_loaded = allocator_reading(facts.allocator_bytes)
-        readings.peak = await sampler.close()
+        await memory.loaded(sampler.sample(), allocator)
+        memory.process_peak = await sampler.close()
         if health.golden and not all(seen.passed for seen in health.golden):
             raise Refusal(Code.GOLDEN_MISSED, f"the model loaded and misses what its profile expects: {health.detail}")
         if not health.capability:
@@ -91,7 +95,7 @@ async def load_model(
         await sampler.close()
         await process.kill()
         raise
-    return LoadedModel(process, profile, offline, facts, readings, health, prepare_ms, load_ms, health_ms)
+    return LoadedModel(process, profile, offline, facts, memory, health, prepare_ms, load_ms, health_ms)
 
 
 async def _confine(process: ModelProcess, policy: Policy, targets: Targets, deadline: float) -> OfflineProof:
@@ -114,44 +118,49 @@ def _why_not_proven(offline: OfflineProof) -> str:
     return f"not refused: {', '.join(done) or 'nothing'}; missing layers: {', '.join(offline.missing) or 'none'}"
 
 
-async def check_health(process: ModelProcess, profile: RuntimeProfile, *, golden: bool = False) -> Health:
-    """One small real inference, and the golden probes. What goes wrong is told layer by layer, never raised."""
+async def check_health(process: ModelProcess, profile: RuntimeProfile) -> Health:
+    """One small real inference. What goes wrong is told layer by layer, never raised."""
+    health, _ = await _ask_health(process, profile, golden=False)
+    return health
+
+
+async def _ask_health(
+    process: ModelProcess, profile: RuntimeProfile, *, golden: bool
+) -> tuple[Health, AllocatorReading]:
+    """With `golden`, the profile's golden probes as well; and what the allocator held after them."""
     begun = time.perf_counter()
     try:
         answer = await process.ask(frames.CheckHealth(golden), profile.limits.health_ms)
     except TimeoutError:
         detail = f"no answer within {profile.limits.health_ms} ms"
-        return Health(not process.exited.done(), False, False, False, _elapsed_ms(begun), detail=detail)
+        alive = not process.exited.done()
+        return Health(alive, False, False, False, _elapsed_ms(begun), detail=detail), NOT_ANSWERED
     except Refusal as refusal:
         alive = not process.exited.done()
         detail = f"{refusal.code}: {refusal.message}"
-        return Health(alive, alive, False, False, _elapsed_ms(begun), detail=detail)
+        return Health(alive, alive, False, False, _elapsed_ms(begun), detail=detail), NOT_ANSWERED
     if not isinstance(answer, frames.HealthSeen):
-        return Health(True, False, False, False, _elapsed_ms(begun), detail="an answer of another kind")
-    return answer.health
+        detail = "an answer of another kind"
+        return Health(True, False, False, False, _elapsed_ms(begun), detail=detail), NOT_ANSWERED
+    return answer.health, answer.allocator
 
 
 async def unload_model(model: LoadedModel) -> tuple[Exit, Memory, float]:
     """Ask the process to drop the model and end; end it where it doesn't within `unload_ms`. Then measure."""
     process, begun = model.process, time.perf_counter()
     deadline = local_ms() + model.profile.limits.unload_ms
-    loaded = process_bytes(process.identity)
-    if loaded.bytes:  # what it holds now, not when it was loaded, is what is given back
-        model.readings.loaded = loaded
+    await model.memory.before_unload()
     process.expect_exit()
     try:
         answer = await process.ask(frames.Unload(), max(deadline - local_ms(), 1.0))
         if isinstance(answer, frames.UnloadedModel):
-            model.readings.allocator_after = allocator_reading(answer.allocator_bytes)
+            model.memory.dropped(answer.before, answer.after)
         ended = await process.wait_exit(max(deadline - local_ms(), 1.0))
     except (TimeoutError, Refusal):
-        model.readings.allocator_after = Reading(unavailable="the model process did not answer the unload")
+        model.memory.not_dropped()
         ended = await process.kill()
-    return ended, model.readings.after_exit(), _elapsed_ms(begun)
-
-
-def allocator_reading(allocator_bytes: int | None) -> Reading:
-    return Reading(unavailable=NO_ALLOCATOR) if allocator_bytes is None else Reading(bytes=allocator_bytes)
+    unload_ms = _elapsed_ms(begun)  # a driver's delay in freeing is told by the memory itself
+    return ended, await model.memory.after_exit(), unload_ms
 
 
 def _elapsed_ms(begun: float) -> float:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +133,17 @@ def read(name: str) -> dict[str, Any]:
     return recording
 
 
-def install(name: str, monkeypatch: pytest.MonkeyPatch) -> RecordedDriver:
-    """Put this recording under pynvml until the test ends. The library itself stays as it is."""
-    driver = RecordedDriver(read(name))
+def install(name: str, monkeypatch: pytest.MonkeyPatch, pids: Mapping[int, int] | None = None) -> RecordedDriver:
+    """Put this recording under pynvml until the test ends. The library itself stays as it is.
+
+    `pids` puts real processes in the place of recorded ones.
+    """
+    recording = read(name)
+    for device in [device for step in recording["steps"] for device in step]:
+        for kind in ("compute", "graphics", "mps"):
+            for process in device.get(kind, []) if isinstance(device.get(kind), list) else []:
+                process["pid"] = (pids or {}).get(process["pid"], process["pid"])
+    driver = RecordedDriver(recording)
     monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", lambda: None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", driver.function)
     return driver

@@ -1,4 +1,4 @@
-"""Processes by pid and start time, PSS of them, and what a reading says when there is none."""
+"""Processes by pid and start time, PSS of them, and how they ended."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from schemas.profiles import RuntimeProfile
 from worker.model.child import Exit, child_environment
-from worker.model.measure import LoadReadings, _attribute, device_use, oom_kills, process_bytes
+from worker.model.measure import oom_kills, process_bytes
 from worker.model.processes import Identity, Record, identify, is_alive, sweep, system_boot_id, write_record
 from worker.settings import SettingsError, read_settings
 
@@ -60,42 +59,6 @@ def test_sweep_leaves_children_of_a_living_worker(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-
-
-def test_cpu_has_no_device_readings_and_says_why() -> None:
-    use = device_use(PROFILE, set())
-    assert use.used.bytes is None
-    assert use.used.unavailable
-
-
-def test_cuda_without_a_driver_says_so() -> None:
-    use = device_use(msgspec.structs.replace(PROFILE, device="cuda"), set())
-    if use.used.bytes is None:  # no driver on this machine
-        assert "NVML" in (use.used.unavailable or "")
-
-
-def test_attribution_needs_our_pids() -> None:
-    known = _attribute(1_000, {10: 300, 20: 500}, {10})
-    assert (known.external.bytes, known.own_bytes) == (700, 300)
-    assert _attribute(1_000, {20: 500}, {10}).external.bytes is None  # a container that sees other pids
-    assert _attribute(1_000, {10: None}, {10}).external.bytes is None
-    assert _attribute(1_000, {20: 500}, set()).external.bytes == 1_000
-
-
-def test_memory_after_exit_is_measured() -> None:
-    process = sleeper()
-    identity = identify(process.pid)
-    assert identity is not None
-    readings = LoadReadings(PROFILE, identity, process_bytes(identity), device_use(PROFILE, set()))
-    readings.loaded = process_bytes(identity)
-    assert readings.after_exit().reclaim_complete is False
-    assert readings.while_loaded().reclaimed.bytes is None
-    process.kill()
-    process.wait()
-    memory = readings.after_exit()
-    assert memory.reclaim_complete
-    assert memory.process_after.bytes == 0
-    assert memory.reclaimed == readings.loaded
 
 
 def test_exit_tells_how() -> None:
