@@ -1,0 +1,1 @@
+"""Adapters of models that see or make images."""
