@@ -184,11 +184,18 @@ def _complete(
         case se.Drained(in_flight=count):
             events.append(residency(work, "draining", evidence.generation, f"drained, {count} were in flight", stamp))
         case se.Unloaded(memory=memory):
-            cause = "unloaded, reclaim measured" if memory.reclaim_complete else str(Code.RECLAIM_INCOMPLETE)
-            events.append(residency(work, "absent", "0", cause, stamp))
+            events.append(residency(work, "absent", "0", _reclaim(memory), stamp))
         case _:
             pass  # assess and health change nothing but their own work
     return events
+
+
+def _reclaim(memory: se.Memory) -> str:
+    """The cause of a residency's end by unloading. Reclaim that was not measured is not complete."""
+    if memory.reclaim_complete:
+        return "unloaded, reclaim measured"
+    why = f": {memory.reclaim_reason}" if memory.reclaim_reason else ""
+    return f"{Code.RECLAIM_INCOMPLETE}{why}"[:500]
 
 
 def _shortfall(statement: Any, work: WorkState, world: World) -> tuple[Code, str] | None:
@@ -211,7 +218,8 @@ def _shortfall(statement: Any, work: WorkState, world: World) -> tuple[Code, str
         if profile is not None and profile.profile.require_offline_proof and not statement.offline.proven:
             return Code.OFFLINE_NOT_PROVEN, "the profile asks for proof of isolation and there is none"
     if isinstance(statement, se.Probed) and not statement.memory.reclaim_complete:
-        return Code.RECLAIM_INCOMPLETE, "the probe's memory was not all given back"
+        why = statement.memory.reclaim_reason or "not all came back"
+        return Code.RECLAIM_INCOMPLETE, f"the probe's memory was not seen to be given back: {why}"
     if isinstance(statement, se.Probed) and statement.child_exit_code != 0:
         return Code.CHILD_DIED, f"the probe's model process {_how(statement.child_exit_code)} on unloading"
     return None

@@ -302,9 +302,9 @@ def test_node_devices_as_a_table_and_as_a_document(wire: FakeWire) -> None:
     assert (first["node_id"], first["external_bytes"], first["available_bytes"]) == ("local", 1_024, 2_048)
     assert (first["age_ms"], first["generation"], first["reserved_by"][0]["name"]) == (250, "3", "search")
     assert (second["node_id"], second["used_bytes"], second["generation"]) == ("silent", None, None)
-    assert [each["node_id"] for each in json.loads(tenure("node", "devices", "silent", "--json").stdout)["devices"]] == [
-        "silent"
-    ]
+    assert [
+        each["node_id"] for each in json.loads(tenure("node", "devices", "silent", "--json").stdout)["devices"]
+    ] == ["silent"]
     assert tenure("node", "devices", "nobody").exit_code == REFUSED
     assert "0: 1.0 KiB of 8.0 KiB used" in tenure("node", "list").stdout
 
@@ -334,6 +334,37 @@ def test_what_a_probe_found_is_shown_whole() -> None:
     assert shown["got through"] == "read /etc/passwd: read 900 bytes"
     assert shown["layers missing"] == "seccomp"
     assert shown["reclaimed"] == "2.0 MiB (complete)"
+
+
+def test_memory_is_shown_by_instrument_and_one_reason_once() -> None:
+    unmeasured = {"bytes": None, "unavailable": "NVML: GPU is lost"}
+    memory = {
+        **MEMORY, "device_total": unmeasured, "device_used_before": unmeasured, "device_used_loaded": unmeasured,
+        "allocator_reserved_loaded": {"bytes": 4_096}, "allocator_reserved_after": {"bytes": 1_024},
+        "allocator_reclaimed": {"bytes": 3_072}, "cgroup_limit": {"bytes": None, "unavailable": "no limit"},
+        "cgroup_current": {"bytes": 2_048},
+    }  # fmt: skip
+    shown = dict(evidence.statement({"memory": memory}))
+    assert shown["device"] == "unavailable: NVML: GPU is lost"
+    assert shown["allocator reserved"] == "loaded 4.0 KiB, after 1.0 KiB"
+    assert (shown["reclaimed by unloading"], shown["reclaimed"]) == ("3.0 KiB", "2.0 MiB (complete)")
+    assert shown["cgroup"] == "limit unavailable: no limit, current 2.0 KiB"
+    assert "device, own" not in shown  # an earlier worker did not tell it
+
+
+def test_reclaim_that_was_not_measured_says_so_and_is_no_success(wire: FakeWire) -> None:
+    memory = {**MEMORY, "reclaim_complete": False, "reclaim_reason": "not measured: NVML: Driver Not Loaded"}
+    assert dict(evidence.statement({"memory": memory}))["reclaimed"] == (
+        "2.0 MiB (NOT complete: not measured: NVML: Driver Not Loaded)"
+    )
+    wire.put(node(), deployment(), work("completed", kind="unload", result={"memory": memory}))
+    job = Reply("accepted", "c", result={"work_id": "work0123456789", "state": "resident"})
+    wire.answers[subjects.rpc_subject("job.request")] = answer(job)
+    ran = tenure("unload", "search")
+    assert ran.exit_code == REFUSED
+    assert (
+        "RECLAIM_INCOMPLETE: unloaded, and reclaim is incomplete: not measured: NVML: Driver Not Loaded" in ran.stderr
+    )
 
 
 @pytest.mark.parametrize(

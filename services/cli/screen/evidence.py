@@ -95,21 +95,45 @@ def _health(health: Mapping[str, Any]) -> Facts:
     return shown
 
 
-def _memory(memory: Mapping[str, Any]) -> Facts:
-    def row(label: str, *fields: str) -> tuple[str, object]:
-        said = [f"{field.rpartition('_')[2]} {reading(memory.get(field))}" for field in fields]
-        return label, ", ".join(said)
+# Of each instrument: what a person calls the reading, and its field.
+_INSTRUMENTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("process memory", (("before", "process_before"), ("peak", "process_peak"), ("loaded", "process_loaded"),
+                        ("after", "process_after"))),
+    ("allocator", (("before", "allocator_before"), ("peak", "allocator_peak"), ("loaded", "allocator_loaded"),
+                   ("after", "allocator_after"))),
+    ("allocator reserved", (("loaded", "allocator_reserved_loaded"), ("after", "allocator_reserved_after"))),
+    ("device", (("total", "device_total"), ("before", "device_used_before"), ("loaded", "device_used_loaded"),
+                ("after", "device_used_after"))),
+    ("device, own", (("loaded", "device_own_loaded"), ("after", "device_own_after"))),
+    ("device, external", (("loaded", "device_external"),)),
+    ("cgroup", (("limit", "cgroup_limit"), ("current", "cgroup_current"))),
+)  # fmt: skip
 
-    reclaimed = memory.get("reclaimed")
-    told = reading(reclaimed)
-    if isinstance(reclaimed, Mapping) and reclaimed.get("bytes") is not None:
-        told += " (complete)" if memory.get("reclaim_complete") else " (NOT complete)"
-    return [
-        row("process memory", "process_before", "process_peak", "process_loaded", "process_after"),
-        row("allocator", "allocator_loaded", "allocator_after"),
-        row("device", "device_used_before", "device_used_loaded", "device_used_after", "device_external"),
-        ("reclaimed", told),
-    ]
+
+def _memory(memory: Mapping[str, Any]) -> Facts:
+    shown: Facts = []
+    for label, fields in _INSTRUMENTS:
+        told = [(name, reading(memory[field])) for name, field in fields if field in memory]
+        if not told:  # an earlier worker has not this instrument
+            continue
+        texts = {text for _, text in told}
+        if len(texts) == 1 and told[0][1].startswith("unavailable"):  # one reason for all of them is said once
+            shown.append((label, told[0][1]))
+        else:
+            shown.append((label, ", ".join(f"{name} {text}" for name, text in told)))
+    if "allocator_reclaimed" in memory:
+        shown.append(("reclaimed by unloading", reading(memory["allocator_reclaimed"])))
+    shown.append(("reclaimed", _reclaimed(memory)))
+    return shown
+
+
+def _reclaimed(memory: Mapping[str, Any]) -> str:
+    """What the process's end gave back, and whether that is all: never without a reason where it is not."""
+    told = reading(memory.get("reclaimed"))
+    if memory.get("reclaim_complete"):
+        return f"{told} (complete)"
+    reason = memory.get("reclaim_reason")
+    return f"{told} (NOT complete: {reason})" if reason else f"{told} (NOT complete)"
 
 
 def _offline(offline: Mapping[str, Any]) -> Facts:

@@ -78,7 +78,8 @@ def proved(work: WorkRow) -> WorkRow:
         raise Refusal(Code.HEALTH_FAILED, message, {"work_id": work.id})
     memory = work.result.get("memory")
     if work.kind == "unload" and isinstance(memory, dict) and not memory.get("reclaim_complete"):
-        raise Refusal(Code.RECLAIM_INCOMPLETE, "the memory did not come back in full", {"work_id": work.id})
+        why = memory.get("reclaim_reason") or "the memory did not come back in full"
+        raise Refusal(Code.RECLAIM_INCOMPLETE, f"unloaded, and reclaim is incomplete: {why}", {"work_id": work.id})
     return work
 
 

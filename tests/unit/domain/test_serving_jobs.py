@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from domain.folding.states import DeploymentState
 from schemas import commands as c
 from schemas import evidence as se
 from schemas.codes import Code
@@ -140,6 +142,17 @@ def test_memory_that_was_not_given_back_is_told(story: Story) -> None:
     story.finish(story.job(deployment_id, "unload"), says.unloaded(reclaim_complete=False))
     state = story.world.states[f"deployment-{deployment_id}"]
     assert (state.residencies["n1"].state, state.residencies["n1"].cause) == ("absent", "RECLAIM_INCOMPLETE")
+
+
+def test_an_unload_whose_reclaim_was_not_measured_says_why(story: Story) -> None:
+    deployment_id = story.resident()
+    unmeasured = replace(says.memory(reclaim_complete=False), reclaim_reason="not measured: NVML: Driver Not Loaded")
+    work_id = story.job(deployment_id, "unload")
+    story.finish(work_id, replace(says.unloaded(), memory=unmeasured))
+    state = story.get(DeploymentState, f"deployment-{deployment_id}")
+    cause = "RECLAIM_INCOMPLETE: not measured: NVML: Driver Not Loaded"
+    assert (state.residencies["n1"].state, state.residencies["n1"].cause) == ("absent", cause)
+    assert story.work(work_id).stage == "completed"
 
 
 def test_health_checks_do_not_join_and_change_no_residency(story: Story) -> None:
