@@ -352,6 +352,12 @@ def test_memory_is_shown_by_instrument_and_one_reason_once() -> None:
     assert "device, own" not in shown  # an earlier worker did not tell it
 
 
+def test_of_a_loaded_model_nothing_is_expected_back_yet() -> None:
+    waits = {"bytes": None, "unavailable": "the model is still loaded"}
+    memory = {**MEMORY, "reclaimed": waits, "reclaim_complete": False, "reclaim_reason": waits["unavailable"]}
+    assert dict(evidence.statement({"memory": memory}))["reclaimed"] == "unavailable: the model is still loaded"
+
+
 def test_reclaim_that_was_not_measured_says_so_and_is_no_success(wire: FakeWire) -> None:
     memory = {**MEMORY, "reclaim_complete": False, "reclaim_reason": "not measured: NVML: Driver Not Loaded"}
     assert dict(evidence.statement({"memory": memory}))["reclaimed"] == (

@@ -133,6 +133,8 @@ def _reclaimed(memory: Mapping[str, Any]) -> str:
     if memory.get("reclaim_complete"):
         return f"{told} (complete)"
     reason = memory.get("reclaim_reason")
+    if reason and reason in told:  # nothing is expected back yet: the model is still loaded
+        return told
     return f"{told} (NOT complete: {reason})" if reason else f"{told} (NOT complete)"
 
 
