@@ -37,19 +37,22 @@ class ImageSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`pixels_max` bounds one image before it is decoded. `background` is what shows through transparency.
 
     `text_padding` is how labels are padded: models such as SigLIP2 were trained on texts padded to their full
-    length and answer worse without. Resizing and normalisation are those of the model's own files.
+    length and answer worse without. Resizing and normalisation are those of the model's own files, and so is the
+    number of beams that read a text, where `num_beams` does not say it; 1 is greedy.
     """
 
     pixels_max: Annotated[int, Meta(ge=64, le=1_000_000_000)] = 40_000_000
     background: Literal["white", "black"] = "white"
     text_padding: Literal["max_length", "longest"] = "max_length"
     new_tokens_max: Annotated[int, Meta(ge=1, le=100_000)] = 128
+    num_beams: Annotated[int, Meta(ge=1, le=32)] | UnsetType = UNSET
 
 
 class AudioSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`resample` and `mix_to_mono` allow what they say; without, such audio is refused.
 
     Audio longer than `chunk_seconds` is given to the model in pieces where `chunk` allows it, else refused.
+    `timestamps` has the model say when it heard what, finer than by the piece.
     """
 
     resample: bool = True
@@ -57,6 +60,7 @@ class AudioSettings(Struct, frozen=True, forbid_unknown_fields=True):
     chunk: bool = True
     chunk_seconds: Annotated[int, Meta(ge=1, le=30)] = 30
     seconds_max: Annotated[int, Meta(ge=1, le=86_400)] = 3_600
+    timestamps: bool = False
     new_tokens_max: Annotated[int, Meta(ge=1, le=10_000)] = 440
 
 

@@ -44,7 +44,10 @@ class Segment(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Transcribed(Struct, frozen=True, tag="transcribed", forbid_unknown_fields=True):
-    """`seconds` is how much audio the model was given, all of it; `truncated` that a chunk's text hit its bound."""
+    """`seconds` is how much audio the model was given, all of it; `truncated` that a chunk's text hit its bound.
+
+    Segments are the model's own where the profile asks for timestamps, else one for each chunk.
+    """
 
     text: str
     segments: list[Segment]
@@ -63,9 +66,13 @@ class SpeakRequest(Invocation, frozen=True, tag="speak"):
 
 
 class Spoken(Struct, frozen=True, tag="spoken", forbid_unknown_fields=True):
-    """`audio` is raw `f32le`, one channel. `seed` is the one used. `tokens` is what the model read of the text."""
+    """`audio` is raw `f32le`, one channel. `seed` is the one used. `tokens` is what the model read of the text.
+
+    A text of which the model can say nothing gives no samples. What was changed in the text is in `conversions`.
+    """
 
     audio: Audio
     seconds: float
     tokens: int
     seed: int
+    conversions: Conversions

@@ -40,6 +40,27 @@ ENTRIES: dict[str, Entry] = {
         packages=("torch", "transformers", "sentence-transformers", "safetensors"),
         imports=("torch", "transformers", "sentence_transformers", "sentence_transformers.models", "safetensors.torch"),
     ),
+    "cross_encoder": Entry(
+        path="worker.adapters.text.cross_encoder:CrossEncoderAdapter",
+        version="1",
+        tasks=("rerank",),
+        packages=("torch", "transformers", "sentence-transformers", "safetensors"),
+        imports=("torch", "transformers", "sentence_transformers", "safetensors.torch"),
+    ),
+    "transformers_whisper": Entry(
+        path="worker.adapters.audio.whisper:WhisperAdapter",
+        version="1",
+        tasks=("stt",),
+        packages=("torch", "transformers", "safetensors", "soundfile", "soxr"),
+        imports=("torch", "transformers", "transformers.models.whisper.modeling_whisper", "soundfile", "soxr"),
+    ),
+    "transformers_tts": Entry(
+        path="worker.adapters.audio.speech:SpeechAdapter",
+        version="1",
+        tasks=("tts",),
+        packages=("torch", "transformers", "safetensors"),
+        imports=("torch", "transformers", "transformers.models.vits.modeling_vits"),
+    ),
 }
 
 
