@@ -37,8 +37,8 @@ class ImageSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`pixels_max` bounds one image before it is decoded. `background` is what shows through transparency.
 
     `text_padding` is how labels are padded: models such as SigLIP2 were trained on texts padded to their full
-    length and answer worse without. Resizing and normalisation are those of the model's own files, and so is the
-    number of beams that read a text, where `num_beams` does not say it; 1 is greedy.
+    length and answer worse without. Resizing and normalisation are those of the model's own files. A text is read
+    greedily, or with `num_beams` where that is said, whatever the files say.
     """
 
     pixels_max: Annotated[int, Meta(ge=64, le=1_000_000_000)] = 40_000_000

@@ -22,7 +22,10 @@ class OcrRequest(Invocation, frozen=True, tag="ocr"):
 
 
 class Recognised(Struct, frozen=True, tag="recognised", forbid_unknown_fields=True):
-    """`truncated[i]` says that text i reached the bound on new tokens and may go on."""
+    """`tokens[i]` counts what the model wrote for text i, its end mark included.
+
+    `truncated[i]` says that text i reached the bound on new tokens and may go on.
+    """
 
     texts: list[str]
     tokens: list[int]
@@ -60,13 +63,15 @@ class ClassifyRequest(Invocation, frozen=True, tag="classify"):
 class Classified(Struct, frozen=True, tag="classified", forbid_unknown_fields=True):
     """`scores[i][j]` is of image i and label j: the probability the model gives the pair by itself.
 
-    `order[i]` lists the labels' numbers for image i, best first.
+    `order[i]` lists the labels' numbers for image i, best first; equal scores keep the labels' order. `truncated` and
+    `tokens` are the labels', counted before they were cut.
     """
 
     scores: list[list[float]]
     order: list[list[int]]
     truncated: list[bool]
     conversions: list[Conversions]
+    tokens: list[int] = []
 
 
 class ImagineRequest(Invocation, frozen=True, tag="imagine"):
@@ -83,7 +88,12 @@ class ImagineRequest(Invocation, frozen=True, tag="imagine"):
 
 
 class Imagined(Struct, frozen=True, tag="imagined", forbid_unknown_fields=True):
-    """PNG files. `seed` is the one used, so that the same request with it gives the same images."""
+    """PNG files. `seed` is the one used, so that the same request with it gives the same images.
+
+    Image i starts from the random numbers of `seed + i` (modulo 2**32): it is the first image of a request with that
+    seed. `tokens` counts the prompt's before it was cut; `truncated` says that it or the negative prompt was.
+    `flagged[i]` says that the model's own safety checker blanked image i; the list is empty where there is none.
+    """
 
     images: list[bytes]
     width: int
@@ -91,3 +101,5 @@ class Imagined(Struct, frozen=True, tag="imagined", forbid_unknown_fields=True):
     steps: int
     seed: int
     truncated: bool
+    tokens: int = 0
+    flagged: list[bool] = []
