@@ -8,8 +8,9 @@ sides are unavailable with the reason, never 0:
 |---------------------------------------------------------------|-------------------------|
 | no list (no permission, not supported, device lost)           | unavailable             |
 | one of ours without a figure                                  | unavailable             |
-| in a pid namespace of our own: a pid that is no process here  | unavailable             |
-| in a pid namespace of our own: none of ours, and we have some | unavailable             |
+| not one of ours whose model is on the device (`expected`)     | unavailable             |
+| in a pid namespace of our own: one of ours beside a pid that  | unavailable             |
+| is no process here                                            |                         |
 | otherwise                                                     | the sum over ours       |
 
 We are in the machine's first pid namespace or in one of our own, as in a container; only in the first one are the
@@ -29,22 +30,25 @@ from worker.model.accelerator import DeviceLook
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the inode of the machine's first one
 FOREIGN_PIDS = "NVML lists processes by pids that are not ours to read: this worker is in a pid namespace of its own"
-NOT_LISTED = "NVML does not list this worker's processes: in a pid namespace of our own its pids can be others"
+NOT_LISTED = (
+    "NVML does not list a process whose model is on the device: its pids may be others than ours, as in a container"
+)
 NO_FIGURE = "NVML tells no memory per process here"
 
 
-def held_by(look: DeviceLook, own: Collection[int], *, contained: bool) -> Reading:
-    """What these processes hold of the device. `contained`: we are in a pid namespace of our own."""
+def held_by(look: DeviceLook, own: Collection[int], expected: Collection[int] = (), *, contained: bool) -> Reading:
+    """What these processes hold of the device. `expected` are those of them that certainly hold something.
+
+    `contained`: we are in a pid namespace of our own.
+    """
     if look.unlisted:
         return Reading(unavailable=look.unlisted)
-    if not own:
-        return Reading(bytes=0)  # nothing of ours runs, whatever the pids on the list mean
+    if any(pid not in look.held for pid in expected):
+        return Reading(unavailable=NOT_LISTED)
     listed = [look.held[pid] for pid in own if pid in look.held]
     if None in listed:
         return Reading(unavailable=NO_FIGURE)
-    if contained and not listed:
-        return Reading(unavailable=NOT_LISTED)
-    if contained and not all(map(_is_here, look.held)):
+    if contained and listed and not all(map(_is_here, look.held)):
         return Reading(unavailable=FOREIGN_PIDS)
     return Reading(bytes=sum(bytes_ for bytes_ in listed if bytes_ is not None))
 
@@ -58,11 +62,13 @@ def held_by_others(look: DeviceLook, own: Reading) -> Reading:
     return Reading(bytes=max(look.used.bytes - own.bytes, 0))
 
 
-def reading_of(look: DeviceLook, own: Collection[int], *, contained: bool) -> DeviceReading:
+def reading_of(
+    look: DeviceLook, own: Collection[int], expected: Collection[int] = (), *, contained: bool
+) -> DeviceReading:
     """The look as it is told to the control plane."""
     if look.total.bytes is None or look.used.bytes is None:
         return DeviceReading(look.index, unavailable=look.used.unavailable or look.total.unavailable)
-    ours = held_by(look, own, contained=contained)
+    ours = held_by(look, own, expected, contained=contained)
     others = held_by_others(look, ours)
     return DeviceReading(
         look.index, look.total.bytes, look.used.bytes, ours.bytes, others.bytes, unattributed=ours.unavailable

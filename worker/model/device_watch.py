@@ -15,6 +15,7 @@ from schemas.devices import DeviceReading
 from worker.clock import local_ms
 from worker.model.accelerator import Accelerator, DeviceLook, unmeasured
 from worker.model.attribution import child_pids, is_contained, reading_of
+from worker.model.processes import Identity, is_alive
 
 LOOK_SECONDS_MAX = 5.0  # a card without persistence mode takes seconds to wake
 _log = structlog.get_logger(__name__)
@@ -30,7 +31,12 @@ class DeviceWatch:
         self._refreshing: asyncio.Task[list[DeviceReading]] | None = None
         self._last: list[DeviceReading] = []
         self._last_ms: float | None = None
+        self._holders: dict[Identity, int] = {}  # model processes, and the device each has its model on
         self.contained = is_contained()
+
+    def expect(self, identity: Identity, index: int) -> None:
+        """From now until it ends, this process has a model on this device: a driver that lists it not is no witness."""
+        self._holders[identity] = index
 
     async def look(self) -> list[DeviceLook]:
         """Begun after this call and waited for at most LOOK_SECONDS_MAX."""
@@ -60,7 +66,16 @@ class DeviceWatch:
         """Measured now, for a decision that rests on it."""
         looks = await self.look()
         own = child_pids()
-        self._last = [reading_of(look, own, contained=self.contained) for look in looks]
+        self._holders = {holder: index for holder, index in self._holders.items() if is_alive(holder)}
+        self._last = [
+            reading_of(
+                look,
+                own,
+                [holder.pid for holder, index in self._holders.items() if index == look.index],
+                contained=self.contained,
+            )
+            for look in looks
+        ]
         self._last_ms = local_ms()
         return self._last
 

@@ -63,6 +63,8 @@ class LoadMemory:
         """Loaded and healthy: the first inference is what makes a runtime touch all it needs."""
         self._process_loaded, self._allocator_loaded = process, allocator
         self._loaded, self._host = await self._use(loaded=True), read_host_memory()
+        if self._index is not None:
+            self._devices.expect(self._identity, self._index)
 
     async def before_unload(self) -> None:
         """What it holds now, not when it was loaded, is what is to be given back."""

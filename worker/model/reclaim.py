@@ -16,12 +16,11 @@ from msgspec import Struct
 
 from schemas.evidence import Reading
 from worker.model.accelerator import DeviceLook
-from worker.model.attribution import held_by, held_by_others
+from worker.model.attribution import NO_FIGURE, held_by, held_by_others
 
 SETTLE_SECONDS_MAX = 5.0
 SETTLE_POLL_SECONDS = 0.05
 SLACK_BYTES = 64 * 1024 * 1024  # a driver's own bookkeeping may move by this much around one load
-MODEL_NOT_LISTED = "NVML does not list the model's process, though its model is on the device"
 NO_DEVICE = Reading(unavailable="the profile runs on cpu")
 
 
@@ -41,11 +40,12 @@ class DeviceUse(Struct, frozen=True):
 
 def use_of(look: DeviceLook, pid: int, siblings: Collection[int], *, contained: bool, loaded: bool) -> DeviceUse:
     """From a look, while the model's process runs. `loaded`: its model is there, so it must be listed."""
-    own = held_by(look, {pid}, contained=contained)
-    if loaded and own.bytes == 0:
-        own = Reading(unavailable=MODEL_NOT_LISTED)
+    expected = {pid} if loaded else ()
+    own = held_by(look, {pid}, expected, contained=contained)
     external = (
-        held_by_others(look, held_by(look, {pid, *siblings}, contained=contained)) if own.bytes is not None else own
+        held_by_others(look, held_by(look, {pid, *siblings}, expected, contained=contained))
+        if own.bytes is not None
+        else own
     )
     return DeviceUse(look.total, look.used, own, external, _unlisted(look))
 
@@ -55,7 +55,7 @@ def use_after(look: DeviceLook, pid: int, siblings: Collection[int], before: Dev
     if before.own.bytes is None:
         return DeviceUse(look.total, look.used, before.own, before.own, _unlisted(look))
     if look.unlisted or look.held.get(pid, 0) is None:
-        why = Reading(unavailable=look.unlisted or MODEL_NOT_LISTED)
+        why = Reading(unavailable=look.unlisted or NO_FIGURE)
         return DeviceUse(look.total, look.used, why, why, _unlisted(look))
     own = Reading(bytes=look.held.get(pid, 0))
     external = held_by_others(look, held_by(look, {pid, *siblings}, contained=False))

@@ -124,12 +124,15 @@ def test_a_lost_device_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch)
 # --- pids that may be others than ours ----------------------------------------------------------------------
 
 
-def test_in_a_container_a_list_without_ours_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("contained", [True, False])
+def test_a_list_without_a_process_whose_model_is_there_says_nothing(
+    contained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = look("h100_in_a_container", monkeypatch)
-    reading = reading_of(found, OURS, contained=True)
+    reading = reading_of(found, OURS, {10_001}, contained=contained)
     assert (reading.own_bytes, reading.external_bytes, reading.unattributed) == (None, None, NOT_LISTED)
     assert reading.used_bytes == found.used.bytes
-    assert held_by(found, OURS, contained=False).bytes == 0  # where pids are ours, not listed is not held
+    assert held_by(found, OURS, contained=contained).bytes == 0  # none of them has a model there
 
 
 def test_a_pid_like_ours_proves_nothing_while_the_list_has_pids_that_are_no_processes_here() -> None:

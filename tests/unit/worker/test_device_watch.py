@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -11,7 +13,9 @@ import pytest
 from schemas.evidence import Reading
 from worker.model import device_watch
 from worker.model.accelerator import DeviceLook, NoAccelerator
+from worker.model.attribution import NOT_LISTED
 from worker.model.device_watch import DeviceWatch
+from worker.model.processes import identify
 
 SECONDS_MAX = 10.0
 
@@ -131,3 +135,19 @@ async def test_refreshing_waits_for_nothing_and_does_not_pile_up() -> None:
     assert [each.used_bytes for each in watch.last()[0]] == [3]
     assert card.asked == 1
     await watch.close()
+
+
+async def test_a_model_that_is_on_a_device_is_expected_on_its_list_as_long_as_it_lives() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    try:
+        identity = identify(process.pid)
+        assert identity is not None
+        watch = DeviceWatch(Card(0, 1))
+        watch.expect(identity, 1)
+        first, second = await watch.read()
+        assert (first.own_bytes, first.unattributed) == (0, None)
+        assert (second.own_bytes, second.unattributed) == (None, NOT_LISTED)
+    finally:
+        process.kill()
+        process.wait()
+    assert [each.own_bytes for each in await watch.read()] == [0, 0]

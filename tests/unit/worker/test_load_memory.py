@@ -19,11 +19,12 @@ from tests.unit.worker.recorded_driver import RecordedDriver, install
 from worker.model import load_memory
 from worker.model.accelerator import NoAccelerator, Nvml
 from worker.model.allocator import NOT_ON_CPU, AllocatorReading
+from worker.model.attribution import NOT_LISTED
 from worker.model.device_watch import DeviceWatch
 from worker.model.load_memory import STILL_LOADED, STILL_THERE, LoadMemory
 from worker.model.measure import process_bytes
 from worker.model.processes import Identity, identify
-from worker.model.reclaim import MODEL_NOT_LISTED, SLACK_BYTES
+from worker.model.reclaim import SLACK_BYTES
 
 GIB = 1024**3
 OURS = 10_001  # the recordings' pid for the model's process
@@ -234,7 +235,7 @@ async def test_a_loaded_model_that_the_driver_does_not_list_is_not_said_to_hold_
     for step in load.driver.steps:
         step[0]["compute"] = []
     memory = await load.unloaded()
-    assert memory.device_own_loaded == Reading(unavailable=MODEL_NOT_LISTED)
+    assert memory.device_own_loaded == Reading(unavailable=NOT_LISTED)
     assert memory.reclaim_complete  # by the total
 
 
