@@ -105,8 +105,13 @@ def near(model: Model, expected: Result, answer: Result | Refused) -> None:
 
 
 def foreign_request(model: Model) -> Request:
+    """Of a task that is not the adapter's."""
     mine = REQUEST_OF[model.profile.task]
     return RerankRequest("query", ["document"]) if mine is EmbedRequest else EmbedRequest(["text"])
+
+
+def bad_ones(model: Model) -> list[tuple[Request, str]]:
+    return [*model.bad, (foreign_request(model), Code.INPUT_INVALID.value)]
 
 
 # Static inspection.
@@ -316,11 +321,9 @@ def test_empty_has_a_defined_result(model: Model, adapter: RuntimeAdapter) -> No
 
 
 def test_a_bad_request_is_refused_and_harms_no_other(model: Model, adapter: RuntimeAdapter) -> None:
-    foreign = (foreign_request(model), Code.INPUT_INVALID.value)
-    assert model.bad, "name what this adapter refuses"
     first, last = model.requests[0], model.requests[-1]
     alone = [sound(answer) for answer in (ask(adapter, [first])[0], ask(adapter, [last])[0])]
-    for request, code in [*model.bad, foreign]:
+    for request, code in bad_ones(model):
         answers = ask(adapter, [first, request, last])
         refused = answers[1]
         assert isinstance(refused, Refused), request
@@ -331,8 +334,8 @@ def test_a_bad_request_is_refused_and_harms_no_other(model: Model, adapter: Runt
 
 
 def test_only_bad_requests(model: Model, adapter: RuntimeAdapter) -> None:
-    answers = ask(adapter, [request for request, _ in model.bad])
-    assert [answer.code for answer in answers if isinstance(answer, Refused)] == [code for _, code in model.bad]
+    answers = ask(adapter, [request for request, _ in bad_ones(model)])
+    assert [answer.code for answer in answers if isinstance(answer, Refused)] == [code for _, code in bad_ones(model)]
 
 
 # Golden probes.

@@ -10,7 +10,7 @@ import importlib
 
 from tests.models.model import Model
 
-MODULES = ("minilm",)
+MODULES = ("minilm", "cross_encoder", "whisper", "speech")
 
 
 def every_model() -> list[Model]:

@@ -49,6 +49,7 @@ class ModelFolder:
         self.reasons: list[Reason] = []
         self.parameters = 0
         self.weights_bytes = 0
+        self.tensors: set[str] = set()
 
     def refuse(self, message: str) -> None:
         self.reasons.append(Reason(Code.RUNTIME_INCOMPATIBLE, message))
@@ -136,6 +137,7 @@ class ModelFolder:
         else:
             self.parameters += header.parameters
             self.weights_bytes += header.file_bytes
+            self.tensors |= header.names
 
     def outcome(
         self, config: dict[str, Any], *, dimensions: int | None = None, max_length: int | None = None

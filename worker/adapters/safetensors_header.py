@@ -44,6 +44,7 @@ class Header(Struct, frozen=True):
     tensors: int
     parameters: int
     file_bytes: int
+    names: frozenset[str] = frozenset()
 
 
 class MalformedHeader(ValueError):
@@ -75,7 +76,7 @@ def read_header(path: Path) -> Header:
         parameters += count
     if 8 + length + end != size:
         raise MalformedHeader(f"should hold {8 + length + end} bytes by its header but holds {size}")
-    return Header(len(entries), parameters, size)
+    return Header(len(entries), parameters, size, frozenset(entries))
 
 
 def _tensor(name: str, entry: Any) -> tuple[int, int]:
