@@ -30,9 +30,7 @@ from worker.model.accelerator import DeviceLook
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the inode of the machine's first one
 FOREIGN_PIDS = "NVML lists processes by pids that are not ours to read: this worker is in a pid namespace of its own"
-NOT_LISTED = (
-    "NVML does not list a process whose model is on the device: its pids may be others than ours, as in a container"
-)
+NOT_LISTED = "NVML does not list a process whose model is on the device: its pids may be others, as in a container"
 NO_FIGURE = "NVML tells no memory per process here"
 
 

@@ -42,11 +42,9 @@ def use_of(look: DeviceLook, pid: int, siblings: Collection[int], *, contained: 
     """From a look, while the model's process runs. `loaded`: its model is there, so it must be listed."""
     expected = {pid} if loaded else ()
     own = held_by(look, {pid}, expected, contained=contained)
-    external = (
-        held_by_others(look, held_by(look, {pid, *siblings}, expected, contained=contained))
-        if own.bytes is not None
-        else own
-    )
+    if own.bytes is None:
+        return DeviceUse(look.total, look.used, own, own, _unlisted(look))
+    external = held_by_others(look, held_by(look, {pid, *siblings}, expected, contained=contained))
     return DeviceUse(look.total, look.used, own, external, _unlisted(look))
 
 

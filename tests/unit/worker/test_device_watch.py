@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -137,17 +137,24 @@ async def test_refreshing_waits_for_nothing_and_does_not_pile_up() -> None:
     await watch.close()
 
 
-async def test_a_model_that_is_on_a_device_is_expected_on_its_list_as_long_as_it_lives() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    try:
-        identity = identify(process.pid)
-        assert identity is not None
-        watch = DeviceWatch(Card(0, 1))
-        watch.expect(identity, 1)
-        first, second = await watch.read()
-        assert (first.own_bytes, first.unattributed) == (0, None)
-        assert (second.own_bytes, second.unattributed) == (None, NOT_LISTED)
-    finally:
-        process.kill()
-        process.wait()
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    yield made
+    made.kill()
+    made.wait()
+
+
+async def test_a_model_that_is_on_a_device_is_expected_on_its_list_as_long_as_it_lives(
+    process: subprocess.Popen[bytes],
+) -> None:
+    identity = identify(process.pid)
+    assert identity is not None
+    watch = DeviceWatch(Card(0, 1))
+    watch.expect(identity, 1)
+    first, second = await watch.read()
+    assert (first.own_bytes, first.unattributed) == (0, None)
+    assert (second.own_bytes, second.unattributed) == (None, NOT_LISTED)
+    process.kill()
+    process.wait()
     assert [each.own_bytes for each in await watch.read()] == [0, 0]
