@@ -17,13 +17,9 @@ from collections.abc import AsyncIterator
 
 import psycopg
 
-from projections.rows import WorkRow
 from schemas import subjects
 from schemas.artifacts import FileEntry
-from schemas.events import Event, LeaseEnded, LeaseGranted, WorkCompleted, decode_event
 from services.client import Client
-from services.eventlog.postgres import PostgresLog
-from tests.chaos.invariants import whole
 from tests.chaos.system import NODE, System
 from tests.chaos.waiting import eventually
 
@@ -33,16 +29,6 @@ CONTENT = b"A claim is a question with one answer.\n"
 FOLDER = "claimed"
 LOCK = "LOCK TABLE tenure.stored_events IN EXCLUSIVE MODE"
 WAITING = "SELECT count(*) FROM pg_locks WHERE relation = 'tenure.stored_events'::regclass AND NOT granted"
-
-
-class Work:
-    """What the log says of one work item."""
-
-    def __init__(self, row: WorkRow, events: list[Event]) -> None:
-        self.row = row
-        self.grants = [event for event in events if isinstance(event, LeaseGranted)]
-        self.ends = [event for event in events if isinstance(event, LeaseEnded)]
-        self.completions = [event for event in events if isinstance(event, WorkCompleted)]
 
 
 async def ask(running: System) -> str:
@@ -93,16 +79,6 @@ async def being_decided(running: System) -> AsyncIterator[str]:
         await holding.close()
 
 
-@contextlib.asynccontextmanager
-async def opened(running: System) -> AsyncIterator[PostgresLog]:
-    """The log, on a connection of its own: one from before PostgreSQL was killed is of no use."""
-    log = PostgresLog(running.plane.postgres_dsn)
-    try:
-        yield log
-    finally:
-        await log.close()
-
-
 def command_held(running: System) -> str:
     """The id of the claim that the proxy holds."""
     found = re.search(rb'"command_id":"([^"]+)"', b"".join(running.plane.proxy.held()))
@@ -115,17 +91,3 @@ def token_held(running: System) -> bytes:
     found = re.search(rb'"token":"([^"]+)"', b"".join(running.plane.proxy.held()))
     assert found is not None
     return found[1]
-
-
-async def done_once(running: System, work_id: str) -> Work:
-    """Wait until the work has ended: completed, once, by the newest of attempts that followed each other."""
-    row = await running.ended(work_id)
-    async with opened(running) as log:
-        rows = [found for found in await whole(log) if found.stream == f"work-{work_id}"]
-    work = Work(row, [decode_event(found.topic, found.state) for found in rows])
-    assert row.stage == "completed", row
-    assert [grant.attempt for grant in work.grants] == list(range(1, row.attempt + 1))
-    assert len(work.completions) == 1
-    last, done = work.grants[-1], work.completions[0]
-    assert (done.attempt, done.generation) == (last.attempt, last.generation)
-    return work

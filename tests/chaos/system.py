@@ -133,8 +133,12 @@ class System:
         return await found(look, f"work {work_id} is claimed")
 
     async def events(self, kind: type[Event]) -> list[Any]:
-        """All events of this kind, from the log itself."""
-        decoded = [decode_event(row.topic, row.state) for row in await whole(self.log)]
+        """All events of this kind, from the log itself, on a fresh connection: PostgreSQL may have been killed."""
+        log = PostgresLog(self.plane.postgres_dsn)
+        try:
+            decoded = [decode_event(row.topic, row.state) for row in await whole(log)]
+        finally:
+            await log.close()
         return [event for event in decoded if isinstance(event, kind)]
 
     # --- the model ----------------------------------------------------------------------------------------------
@@ -161,6 +165,15 @@ class System:
         subject = subjects.serve_subject(NODE, generation, self.deployed.id)
         answer = await self.nc.request(subject, msgspec.msgpack.encode(EmbedRequest(TEXTS)), timeout=timeout_s)
         return msgspec.msgpack.decode(answer.data, type=ServeAnswer)
+
+    async def invocation_under_way(self) -> None:
+        """Wait until the worker has taken one in and not answered it."""
+
+        async def under_way() -> bool:
+            live = await self.live()
+            return live is not None and any(resident.in_flight for resident in live.residents)
+
+        await eventually(under_way, "an invocation is under way")
 
     async def residency(self) -> str:
         rows = await self.rows("residency", {"deployment_id": self.deployed.id})

@@ -18,6 +18,7 @@ from schemas.replies import Reply
 from tests.chaos import claiming
 from tests.chaos.invariants import nothing_is_lost, whole
 from tests.chaos.system import System, system
+from tests.chaos.work import done_once, opened
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -36,9 +37,9 @@ async def test_a_worker_whose_claim_is_on_its_way(running: System) -> None:
     await running.plane.killed("worker")
     later = (await running.serving_session(after=generation)).generation
     running.plane.proxy.release()
-    work = await claiming.done_once(running, work_id)
+    work = await done_once(running, work_id)
     assert [grant.generation for grant in work.grants] == [later]
-    async with claiming.opened(running) as log:
+    async with opened(running) as log:
         receipt = (await log.receipts([command_id]))[command_id]
     assert json.decode(receipt.outcome, type=Reply).code is Code.GENERATION_FENCED
     await running.recovered("worker, its claim on its way: kill -9", begun)
@@ -51,9 +52,9 @@ async def test_a_bus_that_a_claim_is_on_its_way_to(running: System) -> None:
     command_id, begun = claiming.command_held(running), time.monotonic()
     await running.plane.killed("nats")
     running.plane.proxy.release()
-    work = await claiming.done_once(running, work_id)
+    work = await done_once(running, work_id)
     assert [grant.generation for grant in work.grants] == [generation]
-    async with claiming.opened(running) as log:
+    async with opened(running) as log:
         assert await log.receipts([command_id]) == {}  # it was lost, and another one was sent
     await running.recovered("nats, a claim on its way: kill -9", begun)
     await nothing_is_lost(running.plane.postgres_dsn, running.nc)
@@ -66,7 +67,7 @@ async def test_a_claim_that_is_being_decided(running: System, victim: str) -> No
         begun = time.monotonic()
         again = running.plane.killed(victim)
     await again
-    work = await claiming.done_once(running, work_id)
+    work = await done_once(running, work_id)
     assert len(work.grants) <= 2
     if victim == "worker":
         assert int(work.row.generation) > int(generation)
@@ -86,7 +87,7 @@ async def test_a_claim_whose_answer_is_lost(running: System, victim: str) -> Non
     await again
     running.plane.proxy.heal()
     running.plane.proxy.release()
-    work = await claiming.done_once(running, work_id)
+    work = await done_once(running, work_id)
     assert work.row.attempt == 2
     if victim == "worker":
         assert int(work.row.generation) > int(generation)
@@ -94,7 +95,7 @@ async def test_a_claim_whose_answer_is_lost(running: System, victim: str) -> Non
     else:
         assert work.row.generation == generation
         assert [end.cause for end in work.ends] == [Code.LEASE_ENDED]  # its holder asked again
-    async with claiming.opened(running) as log:
+    async with opened(running) as log:
         assert not [row for row in await whole(log) if token in row.state]
     await running.recovered(f"{victim}, a claim's answer lost: kill -9", begun)
     await nothing_is_lost(running.plane.postgres_dsn, running.nc)

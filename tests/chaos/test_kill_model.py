@@ -16,13 +16,16 @@ import nats.errors
 import pytest
 import pytest_asyncio
 
+from domain.circuits import ENDS_MAX
 from schemas.codes import Code
-from schemas.events import EvidenceRejected, ResidencyChanged
+from schemas.events import CircuitOpened, EvidenceRejected, ResidencyChanged
 from schemas.serving import Failure
+from tests.chaos.claiming import CLAIM
 from tests.chaos.invariants import nothing_is_lost
 from tests.chaos.processes import gone, stopped
-from tests.chaos.system import System, system
+from tests.chaos.system import NODE, System, system
 from tests.chaos.waiting import eventually, found
+from tests.chaos.work import done_once
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 AT_ONCE_S = 2.0  # a refusal, on a busy machine
@@ -79,6 +82,73 @@ async def test_a_model_process_that_loads(running: System) -> None:
     await nothing_is_lost(running.plane.postgres_dsn, running.nc)
 
 
+async def test_a_model_process_that_unloads(running: System) -> None:
+    """That it was killed and did not end by itself is in the evidence; its memory is back either way."""
+    generation, child = await running.serves(), await running.child()
+    with stopped([child]):
+        work_id = await running.job("unload")
+        assert work_id is not None
+        await running.leased(work_id)
+
+        async def unloading() -> bool:
+            live = await running.live()
+            return live is not None and any(resident.entry.state == "unloading" for resident in live.residents)
+
+        await eventually(unloading, "the unload is under way")
+        begun = time.monotonic()
+        os.kill(child, signal.SIGKILL)
+    work = await done_once(running, work_id)
+    assert work.row.result["child_exit_code"] == -signal.SIGKILL
+    assert work.row.result["memory"]["process_after"] == {"bytes": 0, "unavailable": None}
+    assert work.row.result["memory"]["reclaim_complete"]
+    assert await running.recovered("model process, unloading: kill -9", begun) == generation
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+async def test_a_model_process_whose_unload_is_being_claimed(running: System) -> None:
+    generation, child = await running.serves(), await running.child()
+    running.plane.proxy.hold_at(CLAIM)
+    work_id = await running.job("unload")
+    assert work_id is not None
+
+    async def claimed() -> bool:
+        return running.plane.proxy.holds(CLAIM)
+
+    await eventually(claimed, "the claim is in the network")
+    begun = time.monotonic()
+    os.kill(child, signal.SIGKILL)
+    await gone(child)
+    running.plane.proxy.release()
+    work = await running.ended(work_id)
+    if work.stage == "completed":  # the unload found the process before the worker had noticed its end
+        assert work.result["child_exit_code"] == -signal.SIGKILL
+    else:
+        assert (work.stage, work.code) == ("failed", Code.NOT_RESIDENT)
+    assert await running.recovered("model process, its unload being claimed: kill -9", begun) == generation
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+async def test_a_model_process_that_ends_again_and_again_is_not_loaded_for_ever(running: System) -> None:
+    """Ends of the tests before count as well: at most ENDS_MAX loads are tried."""
+    generation = await running.serves()
+    await running.unloaded()
+    for _ in range(ENDS_MAX):
+        work_id = await running.job("load")
+        if work_id is None:
+            break
+        os.kill(await running.child_of(running.plane.pid("worker") or 0), signal.SIGKILL)
+        assert (await running.ended(work_id)).code == Code.CHILD_DIED
+    refused = await running.command("job.request", deployment_id=running.deployed.id, node_id=NODE, verb="load")
+    assert refused.code is Code.RUNTIME_CRASH_LOOP
+    assert Code.CHILD_DIED in refused.message
+    (opened,) = await running.events(CircuitOpened)
+    assert (opened.cause, opened.ends) == (Code.CHILD_DIED, ENDS_MAX)
+    closed = await running.command("circuit.close", deployment_id=running.deployed.id, node_id=NODE)
+    assert closed.outcome == "accepted"
+    assert await running.serves() == generation
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
 async def test_a_worker_that_loads(running: System) -> None:
     generation = await running.serves()
     await running.unloaded()
@@ -98,12 +168,7 @@ async def test_a_worker_that_answers(running: System) -> None:
     generation, child = await running.serves(), await running.child()
     with stopped([child]):
         waiting = asyncio.create_task(running.invoke(generation, AT_ONCE_S))
-
-        async def under_way() -> bool:
-            live = await running.live()
-            return live is not None and any(resident.in_flight for resident in live.residents)
-
-        await eventually(under_way, "an invocation is under way")
+        await running.invocation_under_way()
         begun = time.monotonic()
         running.plane.kill("worker")
         await gone(child)  # it is stopped and cannot end itself: the kernel ends it with its worker

@@ -36,13 +36,16 @@ async def running() -> AsyncIterator[System]:
         yield made
 
 
-@pytest.mark.parametrize("victim", ["relay", "projector", "nats", "postgres"])
+@pytest.mark.parametrize(
+    "victim", ["control", "relay", "projector", "query", "nats", "postgres", "worker", "model process"]
+)
 async def test_a_short_stop_loses_nothing_and_no_resident(running: System, victim: str) -> None:
+    """A control plane that nobody stands by for finds nothing changed; a worker stops with its model process."""
     generation, child = await running.serves(), await running.child()
     load = Load(running.nc)
     await load.more(UNDER_LOAD)
     begun = time.monotonic()
-    with stopped(tree(running.plane.pid(victim) or 0)):
+    with stopped([child] if victim == "model process" else tree(running.plane.pid(victim) or 0)):
         await asyncio.sleep(SHORT_S)  # this is the fault, not a wait for anything
     assert await running.recovered(f"{victim}: stopped for {SHORT_S:g} s", begun) == generation
     await load.more(UNDER_LOAD)
