@@ -11,12 +11,17 @@ Three of NVML's answers are no measurement for us, and are said to be none:
 * with MIG on, total and used are the whole card's and a model runs on a slice of it;
 * a list of processes that may not be read (`NVML_ERROR_NO_PERMISSION`, `NVML_ERROR_NOT_SUPPORTED`);
 * a process without a figure (`NVML_VALUE_NOT_AVAILABLE`, which the library turns into None).
+
+A device's index is NVML's, in the order of the bus, and model processes are told to count in that order, too
+(`CUDA_DEVICE_ORDER`). Where CUDA_VISIBLE_DEVICES renumbers devices for them, a figure would be of another device than
+the one a model runs on: then none is given.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -25,6 +30,7 @@ from schemas.environments import RuntimeEnvironment
 from schemas.evidence import Reading
 
 REASON_CHARACTERS_MAX = 400
+RENUMBERED = "CUDA_VISIBLE_DEVICES renumbers the devices: a profile's device_index would not be the driver's"
 MIG_IS_ON = "MIG is on: the driver's figures are the whole card's, not those of the slice a model runs on"
 
 
@@ -62,18 +68,21 @@ class NoAccelerator:
 
 
 class Nvml:
-    """The devices with these indices, by NVML. `library` is the module `pynvml`.
+    """The devices with these indices, by NVML. `library` is the module `pynvml`, `unusable` why no figure may be used.
 
     Its three lists of processes are taken as one: what computes, what draws, and the clients of an MPS server.
     """
 
-    def __init__(self, indices: Sequence[int], library: Any) -> None:
+    def __init__(self, indices: Sequence[int], library: Any, unusable: str = "") -> None:
         self.indices = tuple(indices)
+        self._unusable = unusable
         self._nvml = library
         # The second is no kind of the first: a function that an older driver lacks.
         self._errors = (library.NVMLError, library.NVMLLibraryMismatchError)
 
     def look(self) -> list[DeviceLook]:
+        if self._unusable:
+            return [unmeasured(index, self._unusable) for index in self.indices]
         try:
             self._nvml.nvmlInit()
         except self._errors as error:
@@ -131,11 +140,17 @@ def _said(error: Exception) -> str:
     return f"NVML: {error}"[: REASON_CHARACTERS_MAX - 40]
 
 
-def accelerator_of(environment: RuntimeEnvironment) -> Accelerator:
+def accelerator_of(environment: RuntimeEnvironment, environ: Mapping[str, str] = os.environ) -> Accelerator:
     """The accelerator of a node with this environment."""
     indices = [device.index for device in environment.devices if device.kind == "cuda"]
     if not indices:
         return NoAccelerator()
     import pynvml  # only where its devices were found with it
 
-    return Nvml(indices, pynvml)
+    return Nvml(indices, pynvml, RENUMBERED if renumbers(environ.get("CUDA_VISIBLE_DEVICES")) else "")
+
+
+def renumbers(visible: str | None) -> bool:
+    """Whether this value of CUDA_VISIBLE_DEVICES gives a device another number than the driver's: not `0,1,2`."""
+    names = [name.strip() for name in visible.split(",")] if visible else []
+    return names != [str(index) for index in range(len(names))]

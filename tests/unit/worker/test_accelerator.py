@@ -18,7 +18,7 @@ from schemas.evidence import Reading
 from tests.unit.worker.recorded_driver import RECORDINGS, RecordedDriver, install, read
 from worker.environment import runtime_environment
 from worker.model import attribution
-from worker.model.accelerator import MIG_IS_ON, DeviceLook, NoAccelerator, Nvml, accelerator_of
+from worker.model.accelerator import MIG_IS_ON, RENUMBERED, DeviceLook, NoAccelerator, Nvml, accelerator_of
 from worker.model.attribution import (
     FOREIGN_PIDS,
     INITIAL_PID_NAMESPACE,
@@ -182,6 +182,21 @@ def test_a_node_without_devices_measures_nothing() -> None:
     accelerator = accelerator_of(environment(Device("cpu", 0, "x86_64")))
     assert isinstance(accelerator, NoAccelerator)
     assert (accelerator.look(), list(accelerator.indices)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("visible", "renumbered"),
+    [(None, False), ("", False), ("0", False), ("0,1", False), (" 0, 1 ", False), ("1", True), ("1,0", True),
+     ("GPU-8f6f3b5e", True), ("MIG-1", True), ("-1", True)],
+)  # fmt: skip
+def test_devices_that_are_renumbered_for_the_runtime_are_not_measured_as_others(
+    visible: str | None, renumbered: bool, h100: RecordedDriver
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    (found,) = accelerator_of(environment(Device("cuda", 0, "g")), environ).look()
+    assert (found.used.unavailable == RENUMBERED) is renumbered
+    assert (found.used.bytes is None) is renumbered
+    assert h100.opened == 0
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ def test_child_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "secret" not in environment.values()
     assert "LD_PRELOAD" not in environment
     assert environment["HF_HUB_OFFLINE"] == environment["TRANSFORMERS_OFFLINE"] == "1"
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert environment["HOME"] == environment["TMPDIR"] == str(tmp_path)
 
 
