@@ -32,8 +32,7 @@ from worker.adapters.torch_runtime import AloneTurn
 from worker.model import frames
 from worker.model.allocator import AllocatorReading, read_allocator
 from worker.model.golden import ask_goldens
-from worker.sandbox import escape, kernel
-from worker.sandbox.confinement import confine
+from worker.sandbox import kernel, proof
 
 EXIT_DONE = 0
 EXIT_PARENT_GONE = 70
@@ -68,7 +67,8 @@ class Child:
         """None for what has no answer."""
         match request:
             case frames.Confine():
-                return frames.Confined(escape.attempt_all(confine(request.policy), request.targets))
+                kept = [self._link.fileno()]
+                return frames.Confined(proof.isolate(request.policy, request.targets, kept))
             case frames.Prepare():
                 self._profile, self._source = request.profile, request.source
                 self._adapter = registry.adapter_of(request.profile.adapter)

@@ -1,121 +1,106 @@
-"""Attempts to break out of the sandbox, made from inside it.
+"""Trying to break out: what there is to reach, one attempt, and how its end is read.
 
-Each target is something that would work without the sandbox: the parent listens on the TCP port and the
-datagram port, made the file and the socket outside, and the program exists. So an attempt that fails was
-refused. `proven` needs every attempt to be made and refused; layers that are missing don't disprove it
-and layers that were applied don't prove it.
+Each attempt is made twice by the same process: outside, before it is confined, and inside. One that fails
+outside proves nothing inside: the target may not be there, or the user may have no right to it anyway.
+Inside, only an error that a layer gives counts as a refusal; a target that is gone meanwhile is none.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import errno
 import os
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from schemas.evidence import Attempt, OfflineProof
 from worker.sandbox import kernel
-from worker.sandbox.confinement import Applied
+from worker.sandbox.paths import Policy
 
-CONNECT_SECONDS_MAX = 2.0
-_SYS_IO_URING_SETUP = 425
+ENTRIES_MAX = 64  # of the artifact folder that are looked at for a file to try on
+
+REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.ENETUNREACH, errno.EXDEV, errno.EFBIG})
 
 
 class Targets(Struct, frozen=True):
-    """What the parent made outside for the child to fail at."""
+    """What the worker made outside for the model process to fail at; see `worker.sandbox.decoys`."""
 
     tcp_port: int
-    udp_port: int
+    udp_port: int  # a name server listens here
+    far_address: str  # an address of this machine that is not its loopback; empty where it has none
+    far_port: int  # bound there by the worker, without listening
     unix_socket: str
-    outside_file: str
+    abstract_socket: str
     outside_folder: str
-    program: str = "/bin/true"
+    outside_file: str
+    not_a_program: str  # may be executed, and is nothing the kernel can run
+    program: str
+    pid: int  # of a process of the same user that waits
+    memory_address: int  # in that process
+    memory_bytes: int
 
 
-def _tcp_connect(targets: Targets) -> str:
-    with socket.create_connection(("127.0.0.1", targets.tcp_port), timeout=CONNECT_SECONDS_MAX):
-        return "connected"
+class Ground(Struct, frozen=True):
+    """One process's field of attempts: the worker's targets and what the process laid out itself."""
+
+    targets: Targets
+    scratch: str
+    artifact_file: str  # a file of the artifact; empty where none was found
+    link: str  # a symbolic link in the scratch folder to the file outside
+    descriptor: int  # the file outside, open since before
 
 
-def _udp_send(targets: Targets) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.sendto(b"out", ("127.0.0.1", targets.udp_port))
-    return "sent"
+class Trial(Struct, frozen=True):
+    """One way out. `stopped_by`: each set of layers that is enough to refuse it. `needed`: no proof without it."""
+
+    action: str
+    act: Callable[[Ground], str]
+    stopped_by: tuple[frozenset[str], ...]
+    needed: bool = True
+    refusals: frozenset[int] = REFUSALS
 
 
-def _unix_connect(targets: Targets) -> str:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sender:
-        sender.settimeout(CONNECT_SECONDS_MAX)
-        sender.connect(targets.unix_socket)
-    return "connected"
+class Outcome(Struct, frozen=True):
+    """`got_through`: it worked. `refused`: a layer's error. Neither: it failed in a way that says nothing."""
+
+    got_through: bool
+    refused: bool
+    detail: str
 
 
-def _netlink_socket(_: Targets) -> str:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0):
-        return "made"
-
-
-def _resolve_name(_: Targets) -> str:
-    return f"resolved to {socket.getaddrinfo('localhost', 80)[0][4][0]}"
-
-
-def _read_outside(targets: Targets) -> str:
-    with open(targets.outside_file, "rb") as file:
-        return f"read {len(file.read())} bytes"
-
-
-def _read_system_file(_: Targets) -> str:
-    with open("/etc/passwd", "rb") as file:
-        return f"read {len(file.read())} bytes"
-
-
-def _write_outside(targets: Targets) -> str:
-    path = os.path.join(targets.outside_folder, f"escaped-{os.getpid()}")
-    with open(path, "wb") as file:
-        file.write(b"out")
-    os.unlink(path)
-    return "written"
-
-
-def _run_program(targets: Targets) -> str:
-    pid = os.posix_spawn(targets.program, [targets.program], {})
-    os.waitpid(pid, 0)
-    return "ran"
-
-
-def _io_uring(_: Targets) -> str:
-    parameters = ctypes.create_string_buffer(120)
-    os.close(kernel.syscall(_SYS_IO_URING_SETUP, ctypes.c_uint(1), parameters))
-    return "made"
-
-
-ATTEMPTS: dict[str, Callable[[Targets], str]] = {
-    "tcp_connect": _tcp_connect,
-    "udp_send": _udp_send,
-    "unix_connect": _unix_connect,
-    "netlink_socket": _netlink_socket,
-    "resolve_name": _resolve_name,
-    "read_outside": _read_outside,
-    "read_system_file": _read_system_file,
-    "write_outside": _write_outside,
-    "run_program": _run_program,
-    "io_uring": _io_uring,
-}
-
-
-def attempt_all(applied: Applied, targets: Targets) -> OfflineProof:
-    """Try everything once, from inside. Each attempt is bounded by CONNECT_SECONDS_MAX or fails at once."""
-    attempts = [_attempt(action, targets) for action in ATTEMPTS]
-    proven = len(attempts) == len(ATTEMPTS) and all(attempt.refused for attempt in attempts)
-    return OfflineProof(applied=applied.applied, missing=applied.missing, attempts=attempts, proven=proven)
-
-
-def _attempt(action: str, targets: Targets) -> Attempt:
+def try_out(trial: Trial, ground: Ground) -> Outcome:
+    """Bounded: each attempt fails at once or within its own bound."""
     try:
-        return Attempt(action=action, refused=False, detail=ATTEMPTS[action](targets))
-    except socket.gaierror as error:
-        return Attempt(action=action, refused=True, detail=f"name resolution failed: {error.strerror}")
+        return Outcome(got_through=True, refused=False, detail=trial.act(ground))
     except OSError as error:
-        return Attempt(action=action, refused=True, detail=kernel.reason(error))
+        return Outcome(got_through=False, refused=error.errno in trial.refusals, detail=kernel.reason(error))
+
+
+class Unavailable(OSError):
+    """The machine has no such target."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.ENODEV, why)
+
+
+@contextlib.contextmanager
+def laid_out(policy: Policy, targets: Targets) -> Iterator[Ground]:
+    """What attempts need that has to be made before the process is confined."""
+    link = os.path.join(policy.scratch, f"outside-{os.getpid()}")
+    os.symlink(targets.outside_file, link)
+    descriptor = os.open(targets.outside_file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield Ground(targets, policy.scratch, _a_file_of(policy.folder), link, descriptor)
+    finally:
+        with contextlib.suppress(OSError):  # it was closed by a layer
+            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.unlink(link)
+
+
+def _a_file_of(folder: str) -> str:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry, _ in zip(entries, range(ENTRIES_MAX), strict=False):
+            if entry.is_file(follow_symlinks=False):
+                return entry.path
+    return ""

@@ -12,40 +12,49 @@ import os
 import platform
 
 PR_SET_PDEATHSIG = 1
+PR_GET_PDEATHSIG = 2
+PR_GET_DUMPABLE = 3
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
+PR_GET_NO_NEW_PRIVS = 39
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 # The same numbers on both machines.
+SYS_IO_URING_SETUP = 425
 SYS_LANDLOCK_CREATE_RULESET = 444
 SYS_LANDLOCK_ADD_RULE = 445
 SYS_LANDLOCK_RESTRICT_SELF = 446
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+libc.ptrace.restype = ctypes.c_long
+libc.process_vm_readv.restype = ctypes.c_ssize_t
 
 
 def machine() -> str:
     return platform.machine()
 
 
-def syscall(number: int, *arguments: object) -> int:
-    """A raw system call; raises OSError as the standard library would."""
-    result: int = _libc.syscall(ctypes.c_long(number), *arguments)
+def checked(result: int) -> int:
+    """A libc call's result; raises OSError as the standard library would."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
 
 
-def prctl(option: int, value: int) -> None:
-    if _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), *(ctypes.c_ulong(0),) * 3) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+def syscall(number: int, *arguments: object) -> int:
+    return checked(libc.syscall(ctypes.c_long(number), *arguments))
+
+
+def prctl(option: int, value: int = 0) -> int:
+    return checked(libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), *(ctypes.c_ulong(0),) * 3))
 
 
 def unshare(flags: int) -> None:
-    if _libc.unshare(ctypes.c_int(flags)) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    checked(libc.unshare(ctypes.c_int(flags)))
 
 
 def reason(error: OSError) -> str:
