@@ -7,14 +7,17 @@ fingerprint must not.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 from pathlib import Path
+from typing import Any
 
 from schemas.environments import Device, RuntimeEnvironment
 from worker.adapters import registry
 
 DEVICES_MAX = 64
+UNKNOWN = "unknown"
 _GIB = 1024**3
 
 
@@ -61,16 +64,23 @@ def _cuda() -> tuple[str | None, list[Device]]:
     except Exception:  # noqa: BLE001 - without library or driver there are no CUDA devices to speak of
         return None, []
     try:
-        devices = []
-        for index in range(min(int(pynvml.nvmlDeviceGetCount()), DEVICES_MAX)):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-            devices.append(Device("cuda", index, _text(pynvml.nvmlDeviceGetName(handle)), total))
-        return _text(pynvml.nvmlSystemGetDriverVersion()), devices
+        count = min(int(pynvml.nvmlDeviceGetCount()), DEVICES_MAX)
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        return driver, [_cuda_device(pynvml, index) for index in range(count)]
     except pynvml.NVMLError:
         return None, []
     finally:
         pynvml.nvmlShutdown()
+
+
+def _cuda_device(nvml: Any, index: int) -> Device:
+    """One that is lost, or whose memory the driver does not tell, is a device all the same."""
+    name, total = UNKNOWN, None
+    with contextlib.suppress(nvml.NVMLError):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        name = _text(nvml.nvmlDeviceGetName(handle))
+        total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return Device("cuda", index, name, total)
 
 
 def _text(value: str | bytes) -> str:

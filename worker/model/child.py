@@ -230,7 +230,7 @@ def child_environment(scratch: Path, profile: RuntimeProfile) -> dict[str, str]:
     return {
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
         **_OFFLINE,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the driver's order, so that a profile's device_index names what is measured
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the driver's order: a profile's device_index names what is measured
         "HOME": str(scratch),
         "TMPDIR": str(scratch),
         "HF_HOME": str(scratch / "hf"),

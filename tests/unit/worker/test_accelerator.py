@@ -185,6 +185,21 @@ def test_a_node_without_devices_measures_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "devices"),
+    [("gpu_lost", [("NVIDIA H100 80GB HBM3", None), ("NVIDIA H100 80GB HBM3", H100)]),
+     ("reset_required", [("unknown", None)]), ("shared_memory_board", [("NVIDIA GB10", None)]),
+     ("driver_not_loaded", [])],
+)  # fmt: skip
+def test_a_device_that_cannot_be_measured_is_registered_all_the_same(
+    name: str, devices: list[tuple[str, int | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = install(name, monkeypatch)
+    found = [device for device in runtime_environment().devices if device.kind == "cuda"]
+    assert [(device.name, device.memory_bytes) for device in found] == devices
+    assert driver.opened == 0
+
+
+@pytest.mark.parametrize(
     ("visible", "renumbered"),
     [(None, False), ("", False), ("0", False), ("0,1", False), (" 0, 1 ", False), ("1", True), ("1,0", True),
      ("GPU-8f6f3b5e", True), ("MIG-1", True), ("-1", True)],
