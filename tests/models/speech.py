@@ -26,7 +26,8 @@ def build(folder: Path, speakers: int = 1) -> None:
     config = VitsConfig(
         vocab_size=len(vocab), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32, flow_size=16,
         spectrogram_bins=9, prior_encoder_num_flows=1, prior_encoder_num_wavenet_layers=1,
-        duration_predictor_num_flows=2, duration_predictor_filter_channels=16, depth_separable_num_layers=1, upsample_initial_channel=16,
+        duration_predictor_num_flows=2, duration_predictor_filter_channels=16,
+        depth_separable_num_layers=1, upsample_initial_channel=16,
         upsample_rates=[4, 4], upsample_kernel_sizes=[8, 8], resblock_kernel_sizes=[3],
         resblock_dilation_sizes=[[1, 3]], sampling_rate=RATE_HZ, num_speakers=speakers,
         speaker_embedding_size=8 if speakers > 1 else 0,

@@ -27,6 +27,7 @@ from worker.model.frames import Refused
 DEFAULT_SEED = 0
 TOKENS_MAX = 4_096  # where the profile has no limit; some four minutes of speech
 HEALTH_CHARACTERS = 5
+MESSAGE_CHARACTERS_MAX = 300
 
 
 class SpeechAdapter(TorchAdapter):
@@ -103,7 +104,11 @@ class SpeechAdapter(TorchAdapter):
         devices = [self.profile.device_index] if self.profile.device == "cuda" else []
         with self.torch.random.fork_rng(devices=devices), self.torch.inference_mode():
             self.torch.manual_seed(seed)
-            wave = self.model(**inputs.to(self.device), speaker_id=speaker).waveform[0]
+            try:
+                wave = self.model(**inputs.to(self.device), speaker_id=speaker).waveform[0]
+            except ValueError as error:  # its flows check their own numbers; the input was checked before
+                message = f"the model could not compute with its own numbers: {error}"
+                raise Refusal(Code.OUTPUT_NOT_FINITE, message[:MESSAGE_CHARACTERS_MAX]) from error
         wave = wave.to("cpu", self.torch.float32)
         if not bool(self.torch.isfinite(wave).all()):
             raise Refusal(Code.OUTPUT_NOT_FINITE, "the model gave NaN or infinity for this text")
