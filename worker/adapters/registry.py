@@ -35,7 +35,7 @@ class Entry(Struct, frozen=True):
 ENTRIES: dict[str, Entry] = {
     "sentence_transformers": Entry(
         path="worker.adapters.text.sentence_transformers:SentenceTransformersAdapter",
-        version="2",
+        version="3",
         tasks=("embedding",),
         packages=("torch", "transformers", "sentence-transformers", "safetensors"),
         imports=("torch", "transformers", "sentence_transformers", "sentence_transformers.models", "safetensors.torch"),

@@ -27,13 +27,12 @@ from schemas.tasks.text import Reranked, RerankRequest
 from worker.adapters.contract import Inspection, Turn
 from worker.adapters.folder import ModelFolder
 from worker.adapters.text.cross_encoder_files import activation_of, inspect_files
-from worker.adapters.text.lengths import device_batches, usable_positions
+from worker.adapters.text.lengths import GONE, device_batches, usable_positions
 from worker.adapters.torch_runtime import TorchAdapter
 from worker.model.frames import Refused
 
 HEALTH_QUERY = "What does the fox jump over?"
 HEALTH_DOCUMENTS = ("The quick brown fox jumps over the lazy dog.", "It rains.")
-GONE = Refused(Code.INVOCATION_CANCELLED, "nobody waited for it any more")
 
 
 class CrossEncoderAdapter(TorchAdapter):

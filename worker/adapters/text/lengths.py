@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from schemas.codes import Code
+from worker.model.frames import Refused
+
 _COUNT_FROM_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
 LENGTH_MAX = 1_000_000  # tokenizers without a limit say an absurd number
+GONE = Refused(Code.INVOCATION_CANCELLED, "it was cancelled or its time was up before all of it was computed")
 
 
 def usable_positions(config: Mapping[str, Any]) -> int | None:

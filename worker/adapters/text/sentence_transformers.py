@@ -8,9 +8,11 @@ changes a result taken from the profile:
   the model's files would be a setting outside the profile;
 * `normalize` is the library's `normalize_embeddings`: a model whose own chain normalises does so anyway.
 
-Invocations of one batch are encoded together where their prompt is the same. Each row is checked: one
+Invocations of one batch are encoded together where their prompt is the same, texts of like length in one
+device batch; those that nobody waits for any more are left out of the next one. Each row is checked: one
 that isn't finite refuses its own invocation, not its neighbours'. Texts over the length limit are cut by
-the tokenizer and said to be (`truncated`), or refused where the profile says not to truncate.
+the tokenizer and said to be (`truncated`), or refused where the profile says not to truncate. The limit is
+never over the positions the model has, whatever its files say.
 
 torch and sentence_transformers are imported by `prepare`, never by importing this file.
 """
@@ -26,6 +28,7 @@ from schemas.codes import Code, Refusal
 from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import Embedded, EmbedRequest
 from worker.adapters.contract import Inspection, Turn
+from worker.adapters.text.lengths import GONE, device_batches, usable_positions
 from worker.adapters.text.sentence_transformers_files import inspect_files
 from worker.adapters.torch_runtime import TorchAdapter
 from worker.model.frames import Refused
@@ -54,19 +57,19 @@ class SentenceTransformersAdapter(TorchAdapter):
         )
         model.eval()
         model.prompts, model.default_prompt_name = dict(profile.prompts), None
-        if profile.max_length is not None:
-            self._set_max_length(model, profile.max_length)
+        self._set_max_length(model)
         if profile.pooling is not None:
             self._set_pooling(model, profile.pooling)
         self.model = model
 
-    def _set_max_length(self, model: Any, max_length: int) -> None:
-        positions = getattr(model[0].auto_model.config, "max_position_embeddings", None)
-        if isinstance(positions, int) and positions > 0 and max_length > positions:
-            raise Refusal(
-                Code.LOAD_FAILED, f"max_length {max_length} is over the model's {positions} position embeddings"
-            )
-        model.max_seq_length = max_length
+    def _set_max_length(self, model: Any) -> None:
+        usable = usable_positions(model[0].auto_model.config.to_dict())
+        wanted = self.profile.max_length
+        if usable is not None and wanted is not None and wanted > usable:
+            raise Refusal(Code.LOAD_FAILED, f"max_length {wanted} is over the model's {usable} positions")
+        length = wanted or model.max_seq_length
+        if length is not None:
+            model.max_seq_length = int(length) if usable is None else min(int(length), usable)
 
     def _set_pooling(self, model: Any, mode: str) -> None:
         from sentence_transformers.models import Pooling as pooling_type  # noqa: N813 - a class under a lower name
@@ -114,12 +117,15 @@ class SentenceTransformersAdapter(TorchAdapter):
             else:
                 by_prompt.setdefault(name, []).append((index, request, counts))
         for name, group in by_prompt.items():
-            vectors = self._encode([text for _, request, _ in group for text in request.texts], name)
+            texts = [(index, text) for index, request, _ in group for text in request.texts]
+            lengths = [count for _, _, counts in group for count in counts]
+            vectors, left_out = self._encode(texts, lengths, name, turn)
             row = 0
-            for index, request, counts in group:
-                taken = vectors[row : row + len(request.texts)]
-                row += len(taken)
-                answers[index] = self._embedded(taken, counts)
+            for index, _, counts in group:
+                rows = range(row, row + len(counts))
+                row += len(counts)
+                gone = any(each in left_out for each in rows)
+                answers[index] = GONE if gone else self._embedded(vectors[rows.start : rows.stop], counts)
         return [answers[index] for index in range(len(requests))]
 
     def _count_tokens(self, request: EmbedRequest) -> list[int]:
@@ -146,19 +152,28 @@ class SentenceTransformersAdapter(TorchAdapter):
                 return Refused(Code.INPUT_TOO_LARGE, f"text {index} has {count} tokens and the limit is {limit}")
         return None
 
-    def _encode(self, texts: list[str], prompt_name: str | None) -> Any:
-        """float32, one row per text; an empty list gives no rows."""
-        if not texts:
-            return self.torch.zeros((0, self.dimensions()), dtype=self.torch.float32).numpy()
-        vectors = self.model.encode(
-            texts,
-            prompt_name=prompt_name,
-            batch_size=self.profile.limits.batch_max,
-            normalize_embeddings=self.profile.normalize,
-            convert_to_tensor=True,
-            show_progress_bar=False,
-        )
-        return vectors.to(device="cpu", dtype=self.torch.float32).numpy()
+    def _encode(
+        self, texts: list[tuple[int, str]], lengths: list[int], prompt_name: str | None, turn: Turn
+    ) -> tuple[Any, set[int]]:
+        """float32, one row per text of its request; and the rows that were not computed, for nobody waits for them."""
+        vectors = self.torch.zeros((len(texts), self.dimensions()), dtype=self.torch.float32).numpy()
+        left_out: set[int] = set()
+        batch_max, limit = self.profile.limits.batch_max, self.max_length()
+        for batch in device_batches([min(length, limit or length) for length in lengths], batch_max):
+            rows = [row for row in batch if not turn.stopped(texts[row][0])]
+            left_out.update(set(batch) - set(rows))
+            if not rows:
+                continue
+            found = self.model.encode(
+                [texts[row][1] for row in rows],
+                prompt_name=prompt_name,
+                batch_size=batch_max,
+                normalize_embeddings=self.profile.normalize,
+                convert_to_tensor=True,
+                show_progress_bar=False,
+            )
+            vectors[rows] = found.to(device="cpu", dtype=self.torch.float32).numpy()
+        return vectors, left_out
 
     def _embedded(self, vectors: Any, counts: list[int]) -> Embedded | Refused:
         finite = self.torch.isfinite(self.torch.from_numpy(vectors)).all(dim=1).tolist()

@@ -15,6 +15,7 @@ from msgspec import Struct
 from schemas.artifacts import FileEntry
 from worker.adapters.contract import Inspection
 from worker.adapters.folder import ModelFolder
+from worker.adapters.text.lengths import known_length
 
 # Text encoders whose code is in the transformers library itself.
 MODEL_TYPES = frozenset(
@@ -105,9 +106,6 @@ def _dimensions(look: ModelFolder, chain: list[_Module], config: dict[str, Any])
 
 def _max_length(look: ModelFolder, prefix: str, config: dict[str, Any]) -> int | None:
     stated = look.read_object(f"{prefix}sentence_bert_config.json", needed=False).get("max_seq_length")
-    if isinstance(stated, int):
-        return stated
-    tokenizer = look.read_object(f"{prefix}tokenizer_config.json", needed=False).get("model_max_length")
-    positions = config.get("max_position_embeddings")
-    known = [value for value in (tokenizer, positions) if isinstance(value, int) and 0 < value < 1_000_000]
-    return min(known) if known else None
+    if not isinstance(stated, int):
+        stated = look.read_object(f"{prefix}tokenizer_config.json", needed=False).get("model_max_length")
+    return known_length(config, stated)
