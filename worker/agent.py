@@ -30,6 +30,7 @@ from worker.clock import local_ms
 from worker.duty.control import Control, NatsControl, Unreachable, new_command_id
 from worker.duty.outbox import public_key
 from worker.environment import runtime_environment
+from worker.model.launching import Launcher, beginning
 from worker.model.processes import sweep
 from worker.sandbox.decoys import Decoys
 from worker.session import Granted, Session
@@ -73,14 +74,16 @@ class Agent:
         if client is None:
             return EXIT_STOPPED
         decoys = await Decoys.open(settings.state)
+        launcher = Launcher.open(settings.state, beginning() if settings.fork_server else None, ends_strays=True)
         try:
             await client.subscribe(live_subject(settings.node_id), cb=self._answer_live)
-            return await self._sessions(client, decoys)
+            return await self._sessions(client, decoys, launcher)
         finally:
+            await launcher.close()
             await decoys.close()
             await client.close()
 
-    async def _sessions(self, client: Client, decoys: Decoys) -> int:
+    async def _sessions(self, client: Client, decoys: Decoys, launcher: Launcher) -> int:
         control = NatsControl(client)
         environment = await asyncio.to_thread(runtime_environment)
         while True:
@@ -93,7 +96,9 @@ class Agent:
             if granted is None:
                 return EXIT_STOPPED
             _log.info("registered", node_id=self._settings.node_id, generation=granted.generation)
-            session = Session(self._settings, client, control, granted, key, self._boot_id, environment, decoys)
+            session = Session(
+                self._settings, client, control, granted, key, self._boot_id, environment, decoys, launcher
+            )
             self._session = session
             end = await session.run(self._stop)
             self._session, self._last = None, session.live()

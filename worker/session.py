@@ -31,6 +31,7 @@ from worker.duty.outbox import Outbox
 from worker.duty.work import Workplace
 from worker.model.accelerator import accelerator_of
 from worker.model.device_watch import DeviceWatch
+from worker.model.launching import Launcher
 from worker.sandbox.decoys import Decoys
 from worker.serving.residents import Resident, Residents
 from worker.serving.serve import Server
@@ -69,6 +70,7 @@ class Session:
         boot_id: str,
         environment: RuntimeEnvironment,
         decoys: Decoys,
+        launcher: Launcher,
     ) -> None:
         self.generation = granted.generation
         self._settings = settings
@@ -82,7 +84,7 @@ class Session:
         self.residents = Residents(self.generation, environment, self._on_lost)
         self._devices = DeviceWatch(accelerator_of(environment))
         place = Workplace(
-            str(settings.artifact_root), settings.state, decoys.targets, environment, self.residents, self._devices
+            str(settings.artifact_root), launcher, decoys.targets, environment, self.residents, self._devices
         )
         self._device_reserve_bytes: int | None = None
         self._dispatcher = Dispatcher(

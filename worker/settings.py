@@ -27,6 +27,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     nats_user: str | None = None
     nats_password: str | None = None
     beat_ms: int = BEAT_MS_DEFAULT
+    fork_server: bool = True
     log_level: str = "info"
     log_json: bool = False
 
@@ -56,6 +57,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> WorkerSettings:
         artifact_root=root.resolve(),
         data_dir=Path(_needed(environ, "TENURE_DATA_DIR")).resolve(),
         beat_ms=_number(environ, "TENURE_BEAT_MS", BEAT_MS_DEFAULT, range(100, 60_001)),
+        fork_server=_switch(environ, "TENURE_WORKER_FORK_SERVER", "on"),
         log_level=environ.get("TENURE_LOG_LEVEL", "info").lower(),
         log_json=environ.get("TENURE_LOG_JSON", "").lower() in {"1", "true", "yes"},
     )
@@ -73,6 +75,13 @@ def _number(environ: Mapping[str, str], name: str, default: int, allowed: range)
     if not raw.isdecimal() or int(raw) not in allowed:
         raise SettingsError(f"{name} is `{raw}`; a whole number from {allowed.start} to {allowed.stop - 1} is needed")
     return int(raw)
+
+
+def _switch(environ: Mapping[str, str], name: str, default: str) -> bool:
+    raw = environ.get(name) or default
+    if raw not in {"on", "off"}:
+        raise SettingsError(f"{name} is `{raw}`; `on` or `off` is needed")
+    return raw == "on"
 
 
 def _credential(path: Path) -> str:

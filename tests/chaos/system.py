@@ -195,7 +195,7 @@ class System:
         async def look() -> int | None:
             for process in psutil.Process(worker).children():
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    if "worker.model.child_main" in process.cmdline():
+                    if process.name() == "tenure-model":
                         return int(process.pid)
             return None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -54,6 +55,7 @@ class Bench:
     worker: WorkerProcess
     root: Path
     files: list[FileEntry]
+    way: str
 
     @property
     def artifact(self) -> str:
@@ -89,8 +91,9 @@ class Bench:
         return outcome
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["forked", "fresh"])
+async def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    """A worker that copies model processes from a fork server, and one that starts an interpreter for each."""
     folder = tmp_path_factory.mktemp("worker")
     server = NatsServer(folder / "bus")
     await server.start()
@@ -99,10 +102,12 @@ async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench
     root = folder / "artifacts"
     root.mkdir()
     files = copy_model(root, "minilm")
-    worker = await WorkerProcess.start(server, "node-a", root, folder / "data")
+    worker = await WorkerProcess.start(
+        server, "node-a", root, folder / "data", fork_server="on" if request.param == "forked" else "off"
+    )
     try:
         await control.registered(1)
-        yield Bench(control, worker, root, files)
+        yield Bench(control, worker, root, files, request.param)
         assert await worker.stop() == 0, worker.output()
         assert control.left == ["1"]
     finally:
@@ -292,6 +297,14 @@ async def test_unknown_deployment_is_not_resident(bench: Bench) -> None:
     assert answer.code == Code.NOT_RESIDENT
 
 
+async def test_the_model_process_is_started_the_way_it_was_set(bench: Bench, resident: str) -> None:
+    held = {one.entry.deployment_id: one.child_pid for one in (await bench.control.live()).residents}
+    process = psutil.Process(held[resident])
+    assert (process.name(), process.ppid()) == ("tenure-model", bench.worker.process.pid)
+    program = "worker.model.fork_server" if bench.way == "forked" else "worker.model.child_main"
+    assert program in process.cmdline()
+
+
 async def test_two_loads_at_once_load_once_then_drain_and_unload(bench: Bench, resident: str) -> None:
     deployment_id = uuid.uuid4().hex
     first, second = await bench.job("load", deployment_id), await bench.job("load", deployment_id)
@@ -369,11 +382,12 @@ async def test_cancel_during_load_leaves_nothing(bench: Bench) -> None:
     assert isinstance(outcome, WorkCancelled)
     held = [one.entry.deployment_id for one in (await bench.control.live()).residents]
     assert deployment_id not in held
-    assert len(list((bench.worker.data_dir / "worker" / "node-a" / "children").glob("*.json"))) == len(held)
+    records = len(list((bench.worker.data_dir / "worker" / "node-a" / "children").glob("*.json")))
+    assert records == len(held) + (bench.way == "forked")  # the fork server is a process of the worker's own as well
 
 
 async def test_load_timeout_is_told(bench: Bench) -> None:
-    hasty = msgspec.structs.replace(PROFILE, limits=Limits(load_ms=300))
+    hasty = msgspec.structs.replace(PROFILE, limits=Limits(load_ms=1))
     outcome = await bench.control.outcome(await bench.job("load", uuid.uuid4().hex, hasty))
     assert isinstance(outcome, WorkFailed)
     assert outcome.code == Code.LOAD_TIMEOUT

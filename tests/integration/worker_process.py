@@ -26,7 +26,10 @@ class WorkerProcess:
         self.data_dir = data_dir
 
     @classmethod
-    async def start(cls, server: NatsServer, node_id: str, root: Path, folder: Path) -> WorkerProcess:
+    async def start(
+        cls, server: NatsServer, node_id: str, root: Path, folder: Path, fork_server: str = "off"
+    ) -> WorkerProcess:
+        """Without a fork server unless one is asked for: most tests load nothing, and its imports cost them seconds."""
         credential, log = _prepare(folder)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TENURE_")},
@@ -36,6 +39,7 @@ class WorkerProcess:
             "TENURE_CREDENTIAL_FILE": str(credential),
             "TENURE_ARTIFACT_ROOT": str(root),
             "TENURE_DATA_DIR": str(folder),
+            "TENURE_WORKER_FORK_SERVER": fork_server,
             "TENURE_LOG_JSON": "1",
             "TENURE_LOG_LEVEL": "debug",
         }

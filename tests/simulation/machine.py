@@ -160,11 +160,22 @@ class _Decoys:
         """Nothing was opened."""
 
 
+class _Launcher:
+    """Starts nothing: `spawn` does."""
+
+    @classmethod
+    def open(cls, state: Path, begin: Any, *, ends_strays: bool) -> _Launcher:
+        return cls()
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
+
 @contextlib.contextmanager
 def on_machine(host: Host) -> Iterator[None]:
     """Run the worker on this host. SEAMS: every name of the worker that the simulation replaces."""
 
-    async def spawn(state: Path, profile: Any) -> SimModelProcess:
+    async def spawn(launcher: Any, profile: Any) -> SimModelProcess:
         host.spawned_by(PROCESS.get())
         await asyncio.sleep(host.rng.uniform(0.01, 0.3))
         return SimModelProcess(host)
@@ -192,6 +203,7 @@ def on_machine(host: Host) -> Iterator[None]:
         "worker.duty.work.registry.inspect": inspect,
         "worker.agent.sweep": lambda folder: 0,
         "worker.agent.Decoys": _Decoys,
+        "worker.agent.Launcher": _Launcher,
         "worker.agent.capabilities": lambda: {"sentence_transformers": ["embedding"]},
         "worker.agent.runtime_environment": lambda: ENVIRONMENT,
         "uuid.uuid4": uuid4,

@@ -1,7 +1,7 @@
 """What every runtime adapter does, in the order it's done.
 
     inspect_support   in the parent, from the files alone: can this set run at all?
-    prepare           in the child: import the runtime (after confinement)
+    prepare           in the child, confined: import the runtime, as far as a copy of the fork server has not
     start             in the child: read the weights
     probe             is the runtime usable on this device, without the model?
     health            one small real inference

@@ -21,8 +21,9 @@ from worker.adapters.contract import Inspection, RuntimeAdapter
 class Entry(Struct, frozen=True):
     """One adapter. `version` is part of the environment's fingerprint: it grows whenever an answer could change.
 
-    `packages` are the distributions it needs; `imports` the modules that a load would import, which a process
-    made ready beforehand has imported already.
+    `packages` are the distributions it needs; `imports` the modules that a load would import, and `warm` what it
+    would call (`module:function`) to make what its libraries make once, for whatever model. The fork server has done
+    both beforehand. What is missing there costs a load time and nothing else.
     """
 
     path: str  # module:class
@@ -30,7 +31,17 @@ class Entry(Struct, frozen=True):
     tasks: tuple[str, ...]
     packages: tuple[str, ...]
     imports: tuple[str, ...]
+    warm: tuple[str, ...] = ()
 
+
+# Of the architectures that most models of text have: what is shared by all of them, and their own modules.
+_TEXT_ARCHITECTURES = (
+    *("transformers.generation.utils", "transformers.masking_utils", "transformers.modeling_layers"),
+    *("transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert"),
+    *("transformers.models.distilbert.modeling_distilbert", "transformers.models.mpnet.modeling_mpnet"),
+    *("transformers.models.roberta.modeling_roberta", "transformers.models.xlm_roberta.modeling_xlm_roberta"),
+    *("transformers.models.modernbert.modeling_modernbert",),
+)
 
 ENTRIES: dict[str, Entry] = {
     "sentence_transformers": Entry(
@@ -38,7 +49,12 @@ ENTRIES: dict[str, Entry] = {
         version="3",
         tasks=("embedding",),
         packages=("torch", "transformers", "sentence-transformers", "safetensors"),
-        imports=("torch", "transformers", "sentence_transformers", "sentence_transformers.models", "safetensors.torch"),
+        imports=(
+            *("torch", "transformers", "sentence_transformers", "sentence_transformers.models", "safetensors.torch"),
+            *("worker.adapters.text.sentence_transformers", "tqdm.contrib.logging", "psutil"),
+            *_TEXT_ARCHITECTURES,
+        ),
+        warm=("worker.adapters.transformers_tables:make",),
     ),
     "cross_encoder": Entry(
         path="worker.adapters.text.cross_encoder:CrossEncoderAdapter",
@@ -79,6 +95,13 @@ def versions() -> dict[str, str]:
 def packages() -> list[str]:
     """The distributions whose versions can change an answer, installed or not."""
     return sorted({"numpy", "tokenizers", *(name for entry in ENTRIES.values() for name in entry.packages)})
+
+
+def ready_beforehand() -> tuple[list[str], list[str]]:
+    """What the adapters that can run here import, and what they warm; each once, in their order."""
+    entries = [entry for name, entry in ENTRIES.items() if not missing_packages(name)]
+    imports = dict.fromkeys(module for entry in entries for module in entry.imports)
+    return list(imports), list(dict.fromkeys(function for entry in entries for function in entry.warm))
 
 
 def missing_packages(adapter: str) -> list[str]:

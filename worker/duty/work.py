@@ -23,6 +23,7 @@ from worker.adapters import registry
 from worker.adapters.contract import Inspection
 from worker.model import frames
 from worker.model.device_watch import DeviceWatch
+from worker.model.launching import Launcher
 from worker.model.loading import LoadedModel, OnStage, check_health, load_model, unload_model
 from worker.sandbox.escape import Targets
 from worker.serving.residents import Resident, Residents
@@ -35,7 +36,7 @@ class Workplace(Struct, frozen=True, eq=False):
     """What handlers work with."""
 
     artifact_root: str
-    state: Path
+    launcher: Launcher
     targets: Targets
     environment: RuntimeEnvironment
     residents: Residents
@@ -136,7 +137,7 @@ async def _load_model(order: WorkOrder, spec: ProbeSpec | JobSpec, place: Workpl
     if not seen.compatible:
         raise Refusal(Code.RUNTIME_INCOMPATIBLE, "; ".join(reason.message for reason in seen.reasons[:REASONS_MAX]))
     source = frames.Source(artifact_id, spec.profile_id, order.generation)
-    return await load_model(place.state, place.targets, folder, profile, source, place.devices, on_stage)
+    return await load_model(place.launcher, place.targets, folder, profile, source, place.devices, on_stage)
 
 
 async def _probe(order: WorkOrder, spec: ProbeSpec, place: Workplace, on_stage: OnStage) -> Probed:

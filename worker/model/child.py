@@ -13,8 +13,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
-import sys
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -26,15 +24,13 @@ from msgspec import Struct
 from schemas.codes import Code, Refusal
 from schemas.profiles import RuntimeProfile
 from worker.model import frames
+from worker.model.clean_environment import clean_environment
+from worker.model.launching import Launcher, Started
 from worker.model.measure import oom_kills
 from worker.model.processes import Identity, Record, identify, kill_group, system_boot_id, write_record
 
-OUTPUT_TAIL_BYTES_MAX = 4_096
 KILL_WAIT_SECONDS_MAX = 30.0  # a process in uninterruptible sleep can't be ended faster by anybody
 _log = structlog.get_logger(__name__)
-
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
 class Exit(Struct, frozen=True):
@@ -75,54 +71,44 @@ def _unasked(partial: frames.Partial) -> None:
 class ModelProcess:
     """One running model process. Made by `spawn` only."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, identity: Identity, scratch: Path, record: Path, link: socket.socket
-    ) -> None:
+    def __init__(self, launcher: Launcher, started: Started, identity: Identity, scratch: Path, record: Path) -> None:
         self.identity = identity
+        self.way = started.way
         self.scratch = scratch
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
-        self._process = process
+        self._children = launcher.children
+        self._process = started.watch
         self._record = record
-        self._link = link
+        self._link = started.link
         self._writer: asyncio.StreamWriter | None = None
         self._open: deque[asyncio.Future[frames.Answer]] = deque()
-        self._tail = bytearray()
         self._asked = False
         self.on_partial: Callable[[frames.Partial], None] = _unasked
         self._oom_kills = oom_kills()
         self._watch = asyncio.create_task(self._run())
 
     @classmethod
-    async def spawn(cls, state: Path, profile: RuntimeProfile) -> ModelProcess:
+    async def spawn(cls, launcher: Launcher, profile: RuntimeProfile) -> ModelProcess:
         """Start the process. Raises Refusal where it can't be started or ends at once."""
-        scratch = state / "scratch" / uuid.uuid4().hex
+        scratch = launcher.state / "scratch" / uuid.uuid4().hex
         scratch.mkdir(parents=True, mode=0o700)
-        ours, theirs = socket.socketpair()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-s", "-P", "-m", "worker.model.child_main", str(theirs.fileno()), str(os.getpid())),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=child_environment(scratch, profile),
-                cwd=scratch,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            started = await launcher.start(scratch, child_environment(scratch, profile))
         except BaseException:
-            ours.close()
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        finally:
-            theirs.close()
-        child, parent = identify(process.pid), identify(os.getpid())
-        if child is None or parent is None:
-            ours.close()
-            await process.wait()
+        child, parent = identify(started.watch.pid), identify(os.getpid())
+        try:
+            if child is None or parent is None:
+                exit_code = await launcher.children.ended(started.watch)
+                raise Refusal(Code.CHILD_DIED, f"the model process ended at once with exit code {exit_code}")
+            record = write_record(launcher.state / "children", Record(child, parent, system_boot_id(), str(scratch)))
+        except BaseException:
+            started.watch.kill()
+            started.link.close()
             shutil.rmtree(scratch, ignore_errors=True)
-            raise Refusal(Code.CHILD_DIED, f"the model process ended at once with exit code {process.returncode}")
-        record = write_record(state / "children", Record(child, parent, system_boot_id(), str(scratch)))
-        return cls(process, child, scratch, record, ours)
+            raise
+        return cls(launcher, started, child, scratch, record)
 
     async def ask(self, request: frames.Request, timeout_ms: float) -> frames.Answer:
         """The answer; raises TimeoutError, or Refusal where the child refused or ended."""
@@ -165,17 +151,13 @@ class ModelProcess:
                 waiting.set_result(received)
 
     async def _run(self) -> None:
-        """Keep the end of the output, wait for the exit, clean up."""
-        output = self._process.stdout
-        while output is not None and (chunk := await output.read(OUTPUT_TAIL_BYTES_MAX)):
-            self._tail += chunk
-            del self._tail[:-OUTPUT_TAIL_BYTES_MAX]
-        exit_code = await self._process.wait()
+        """Wait for the exit, tell it, clean up."""
+        exit_code = await self._children.ended(self._process)
         ended = Exit(
             exit_code,
             self._asked,
             self._memory_verdict(exit_code),
-            self._tail.decode(errors="replace"),
+            self._process.output_tail,
             self.identity.pid,
         )
         self.exited.set_result(ended)
@@ -225,22 +207,4 @@ class ModelProcess:
 
 def child_environment(scratch: Path, profile: RuntimeProfile) -> dict[str, str]:
     """The whole environment of a model process."""
-    source_root = str(Path(__file__).resolve().parents[2])
-    threads = str(profile.threads)
-    return {
-        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
-        **_OFFLINE,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the driver's order: a profile's device_index names what is measured
-        "HOME": str(scratch),
-        "TMPDIR": str(scratch),
-        "HF_HOME": str(scratch / "hf"),
-        "PYTHONPATH": source_root,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "RAYON_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "JOBLIB_MULTIPROCESSING": "0",
-    }
+    return clean_environment(scratch, profile.threads)

@@ -36,6 +36,7 @@ from worker.sandbox import kernel, proof
 
 EXIT_DONE = 0
 EXIT_PARENT_GONE = 70
+PROCESS_NAME = "tenure-model"  # as process lists show it, however it was started
 TRACE_CHARACTERS_MAX = 2_000
 FRAMES_AHEAD_MAX = 64  # read in one look while a batch is computed
 
@@ -175,18 +176,29 @@ def _refusal_of(request: frames.Request, error: Exception) -> frames.Refused:
     return frames.Refused(code, text[:TRACE_CHARACTERS_MAX])
 
 
-def main(arguments: list[str]) -> int:
-    link_handle, parent_pid = int(arguments[0]), int(arguments[1])
+def die_with(parent_pid: int) -> bool:
+    """From now on the kernel ends this process when its parent ends. False where the parent is another already."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it went before the kernel knew that we want to die with it
-        return EXIT_PARENT_GONE
+    return os.getppid() == parent_pid  # it may have gone before the kernel knew that we want to die with it
+
+
+def serve(link_handle: int) -> int:
+    """Answer what comes over the link until it closes or the model is unloaded; the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on the terminal is for the parent to act on
-    os.set_inheritable(link_handle, False)
+    kernel.name_process(PROCESS_NAME)
     with socket.socket(fileno=link_handle) as link:
         child = Child(link)
         while child.step():
             pass
     return EXIT_DONE
+
+
+def main(arguments: list[str]) -> int:
+    link_handle, parent_pid = int(arguments[0]), int(arguments[1])
+    if not die_with(parent_pid):
+        return EXIT_PARENT_GONE
+    os.set_inheritable(link_handle, False)
+    return serve(link_handle)
 
 
 if __name__ == "__main__":

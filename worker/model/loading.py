@@ -1,6 +1,6 @@
 """The steps from nothing to a model that answers, and back to nothing.
 
-    spawn -> confine, try to break out -> import the runtime -> [readings before] -> read the weights
+    spawn -> confine, try to break out -> import what is not imported yet -> [readings before] -> read the weights
           -> health -> [readings loaded]
     [readings before the unload] -> unload -> exit -> [readings after]
 
@@ -11,9 +11,9 @@ proven, unless the profile does without the proof.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
@@ -26,6 +26,7 @@ from worker.model import frames
 from worker.model.allocator import AllocatorReading
 from worker.model.child import Exit, ModelProcess
 from worker.model.device_watch import DeviceWatch
+from worker.model.launching import Launcher
 from worker.model.load_memory import NOT_ANSWERED, LoadMemory
 from worker.model.measure import PeakSampler
 from worker.sandbox.confinement import Policy
@@ -50,7 +51,7 @@ class LoadedModel(Struct, eq=False):
 
 
 async def load_model(
-    state: Path,
+    launcher: Launcher,
     targets: Targets,
     folder: str,
     profile: RuntimeProfile,
@@ -61,7 +62,7 @@ async def load_model(
     """Raises Refusal with the step's code. Cancelled or failed, it leaves no process behind."""
     deadline = local_ms() + profile.limits.load_ms
     begun = time.perf_counter()
-    process = await ModelProcess.spawn(state, profile)
+    process = await _spawn(launcher, profile)
     sampler = PeakSampler(process.identity)
     try:
         offline = await _confine(
@@ -96,6 +97,15 @@ async def load_model(
         await process.kill()
         raise
     return LoadedModel(process, profile, offline, facts, memory, health, prepare_ms, load_ms, health_ms)
+
+
+async def _spawn(launcher: Launcher, profile: RuntimeProfile) -> ModelProcess:
+    """A copy waits for a fork server that is still importing, so this step has the load's bound as well."""
+    try:
+        async with asyncio.timeout(profile.limits.load_ms / 1_000.0):
+            return await ModelProcess.spawn(launcher, profile)
+    except TimeoutError as error:
+        raise Refusal(Code.LOAD_TIMEOUT, "the time to load ran out in step `spawn`") from error
 
 
 async def _confine(process: ModelProcess, policy: Policy, targets: Targets, deadline: float) -> OfflineProof:

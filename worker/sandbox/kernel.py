@@ -15,11 +15,15 @@ PR_SET_PDEATHSIG = 1
 PR_GET_PDEATHSIG = 2
 PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
 PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_GET_CHILD_SUBREAPER = 37
 PR_SET_NO_NEW_PRIVS = 38
 PR_GET_NO_NEW_PRIVS = 39
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
+NAME_BYTES_MAX = 15
 
 # The same numbers on both machines.
 SYS_IO_URING_SETUP = 425
@@ -51,6 +55,18 @@ def syscall(number: int, *arguments: object) -> int:
 
 def prctl(option: int, value: int = 0) -> int:
     return checked(libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), *(ctypes.c_ulong(0),) * 3))
+
+
+def name_process(name: str) -> None:
+    """The name that process lists show for this process (its main thread's)."""
+    short = ctypes.create_string_buffer(name.encode()[:NAME_BYTES_MAX])
+    prctl(PR_SET_NAME, ctypes.addressof(short))
+
+
+def is_child_subreaper() -> bool:
+    found = ctypes.c_int(0)
+    prctl(PR_GET_CHILD_SUBREAPER, ctypes.addressof(found))
+    return bool(found.value)
 
 
 def unshare(flags: int) -> None:

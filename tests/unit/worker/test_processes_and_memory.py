@@ -104,6 +104,7 @@ def test_settings_name_what_is_wrong(tmp_path: Path) -> None:
         "TENURE_CREDENTIAL_FILE": str(tmp_path / "absent"),
         "TENURE_ARTIFACT_ROOT": str(tmp_path / "absent"),
         "TENURE_BEAT_MS": "-1",
+        "TENURE_WORKER_FORK_SERVER": "maybe",
     }.items():
         with pytest.raises(SettingsError, match=name):
             read_settings({**good, name: value})

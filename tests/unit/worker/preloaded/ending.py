@@ -1,0 +1,5 @@
+"""A library that ends its process when it is imported."""
+
+import os
+
+os._exit(9)
