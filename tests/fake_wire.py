@@ -6,7 +6,7 @@ It stands for the port, not for NATS: what it does is what `services.client.wire
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from schemas import subjects
 from schemas.codes import Code
 from schemas.live import InventoryEntry, LiveAnswer, Resident
 from schemas.queries import Query, QueryReply
-from services.client.wire import NoResponder, Published
+from services.client.wire import NoResponder, Published, Silent, Unreachable
 
 ARTIFACT, PROFILE, FINGERPRINT, DIGEST = "a" * 64, "b" * 64, "c" * 64, "d" * 64
 Handler = Callable[[bytes], bytes]
@@ -24,13 +24,18 @@ Reaction = Callable[["FakeWire", bytes], bytes]
 
 
 class FakeWire:
-    """`rows` are the tables; `answers` maps a subject to a function of the payload, which may raise a wire error."""
+    """`rows` are the tables; `answers` maps a subject to a function of the payload, which may raise a wire error.
+
+    `streams` maps a subject to the replies that come one after another; `objects` is the object store.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Row]] = {}
         self.answers: dict[str, Handler] = {}
         self.live: dict[str, list[LiveAnswer]] = {}
         self.hints: list[Published] = []
+        self.streams: dict[str, list[bytes]] = {}
+        self.objects: dict[tuple[str, str], bytes] = {}
         self.sent: list[tuple[str, Any]] = []
         self.rows_per_message = 1_000
         self.on_wait: Callable[[], None] = lambda: None
@@ -70,6 +75,22 @@ class FakeWire:
             if enough(answers[-1]):
                 break
         return answers
+
+    async def replies(self, subject: str, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes]:
+        self.sent.append((subject, payload))
+        if subject not in self.streams:
+            raise NoResponder(subject)
+        for reply in self.streams[subject]:
+            yield reply
+        raise Silent(subject)
+
+    async def store(self, bucket: str, name: str, body: bytes) -> None:
+        self.objects[(bucket, name)] = body
+
+    async def fetch(self, bucket: str, name: str) -> bytes:
+        if (bucket, name) not in self.objects:
+            raise Unreachable(f"no object {name}")
+        return self.objects.pop((bucket, name))
 
     @contextlib.asynccontextmanager
     async def wakeups(self, subject: str) -> AsyncIterator[_Hints]:

@@ -11,12 +11,12 @@ import typer
 
 from services.cli.demo.command import demo_command
 from services.cli.doctor.command import doctor_command
+from services.cli.invoke.command import invoke_command
 from services.cli.look import audit, events, node, work
 from services.cli.look.ps import ps_command
 from services.cli.prove import artifact, candidate, probe, profile
 from services.cli.prove.assess import assess_command
 from services.cli.serve import circuit, deployment
-from services.cli.serve.invoke import invoke_command
 from services.cli.up import up_command
 
 EPILOG = (

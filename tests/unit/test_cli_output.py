@@ -264,6 +264,7 @@ def test_invoke_reads_lines_of_text_and_json(wire: FakeWire) -> None:
 
 @pytest.mark.parametrize("stdin", ['{"text": 1}\n', '{"no": "text"}\n', '"unfinished\n', "", "\n\n"])
 def test_invoke_refuses_lines_without_a_text(wire: FakeWire, stdin: str) -> None:
+    embedding(wire, 1)
     ran = tenure("invoke", "search", "--json", stdin=stdin)
     assert ran.exit_code == REFUSED
     assert json.loads(ran.stdout)["error"]["code"] == "INPUT_INVALID"

@@ -21,11 +21,12 @@ from projections.rows import CandidateRow, DeploymentRow, NodeRow, ProfileRow, W
 from schemas.codes import Code, Refusal
 from schemas.profiles import RuntimeProfile
 from services.cli.demo.reference import cosine, vectors_of
+from services.cli.invoke import embedding
 from services.cli.look import audit, ps
 from services.cli.prove import artifact, assess, candidate, probe, profile
 from services.cli.screen.formats import reading, short, size, span
 from services.cli.screen.terminal import Terminal
-from services.cli.serve import deployment, invoke
+from services.cli.serve import deployment
 from services.client import Client
 from services.client.live import Holding
 
@@ -184,7 +185,7 @@ class Journey:
 
     async def _invoke(self, row: DeploymentRow, folder: Path, texts: Sequence[str]) -> None:
         with self.step("invoke") as step:
-            answer = await invoke.embed(self.client, row, texts)
+            answer = await embedding.embed(self.client, row, texts)
             self.terminal.say("comparing with sentence-transformers itself, in a process of its own")
             expected = await vectors_of(folder, texts)
             cosines = [cosine(one.vector, other) for one, other in zip(answer.embeddings, expected, strict=True)]
@@ -213,7 +214,7 @@ class Journey:
     async def _refused(self, row: DeploymentRow) -> str:
         """The code with which a drained deployment turns a request away."""
         try:
-            await invoke.embed(self.client, row, ["too late"])
+            await embedding.embed(self.client, row, ["too late"])
         except Refusal as refusal:
             if refusal.code in (Code.DRAINING, Code.NOT_RESIDENT):
                 return str(refusal.code)

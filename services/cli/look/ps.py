@@ -16,6 +16,7 @@ from services.cli.context import Context, run
 from services.cli.screen.formats import age, short, size, span
 from services.client import Client
 from services.client.live import Holding, holding
+from services.client.silence import silences
 
 COLUMNS = (
     "ID", "NAME", "CAPABILITY", "NODE", "STATE", "LOG SAYS", "GENERATION", "LOADED FOR", "PID", "MEMORY",
@@ -37,11 +38,15 @@ async def holdings(client: Client, retired: bool = False, node_id: str | None = 
     asked = sorted({node for _, node in pairs if node in nodes})
     told = await asyncio.gather(*(client.live(node, nodes[node].generation) for node in asked))
     answers: dict[str, LiveAnswer | None] = dict(zip(asked, told, strict=True))
+    heard = await silences(client) if None in told else {}
     now_ms = int(time.time() * 1_000)
     return [
-        holding(deployment, node, nodes.get(node), log.get(f"{deployment.id}.{node}"), answers.get(node), now_ms)
+        holding(
+            deployment, node, nodes.get(node), log.get(f"{deployment.id}.{node}"), answers.get(node), now_ms,
+            heard.get(node),
+        )
         for deployment, node in pairs
-    ]
+    ]  # fmt: skip
 
 
 def cells(held: Holding) -> tuple[object, ...]:
@@ -66,7 +71,7 @@ def why(held: Holding) -> str | None:
     if held.state != "unknown":
         return held.reason if held.log_state != held.state else None
     if held.silent_ms is not None:
-        return f"{held.reason}; session {held.session} for {span(held.silent_ms)}"
+        return f"{held.reason}, silent for {span(held.silent_ms)}; session {held.session}"
     return f"{held.reason}; session {held.session}"
 
 

@@ -1,4 +1,4 @@
-"""`tenure invoke`: embed texts with a deployment, straight at the worker that holds it.
+"""Embedding texts with a deployment, straight at the worker that holds it.
 
 Input lines of a file or of stdin are JSON strings, objects with `text`, or plain text. Many texts are sent in
 several requests of bounded size; one that is refused ends the command, and nothing partial is printed.
@@ -11,19 +11,16 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-import typer
 from msgspec import Struct
 
 from projections.rows import DeploymentRow
 from schemas.codes import Code, Refusal
 from schemas.tasks.text import Embedded as Vectors
 from schemas.tasks.text import EmbedRequest
-from services.cli import options
-from services.cli.context import Context, run
 from services.cli.screen.formats import short, span
+from services.cli.screen.terminal import Terminal
 from services.client import Client
 
 BATCH_TEXTS = 64
@@ -144,38 +141,19 @@ def _bounded(texts: Iterator[str]) -> list[str]:
     return found
 
 
-def invoke_command(
-    deployment: options.Deployment,
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts to embed.", metavar="[TEXT]...")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="A file with one text or JSON a line; - is stdin.")
-    ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="The name of one of the profile's prompts.")] = None,
-    node: options.NodeMaybe = None,
-    deadline_ms: Annotated[int | None, typer.Option("--deadline-ms", help="Give up after this long.")] = None,
-    as_json: options.Json = False,
-) -> None:
-    """Embed texts. People see a summary; --json gives the full vectors."""
-    if texts and file is not None:
-        raise typer.BadParameter("give texts or a file, not both", param_hint="--file")
+def show(terminal: Terminal, row: DeploymentRow, answer: Embedded) -> None:
+    """People see a summary, programs the full vectors."""
 
-    async def command(context: Context) -> None:
-        wanted = read_texts(file, texts or [])
-        row = await context.client.one(DeploymentRow, deployment)
-        answer = await embed(context.client, row, wanted, prompt, node, deadline_ms)
+    def table() -> None:
+        columns = ("TEXT", "TOKENS", "TRUNCATED", f"VECTOR ({answer.dimensions})")
+        terminal.table(columns, map(cells, answer.embeddings))
 
-        def show() -> None:
-            columns = ("TEXT", "TOKENS", "TRUNCATED", f"VECTOR ({answer.dimensions})")
-            context.terminal.table(columns, map(cells, answer.embeddings))
-
-        context.terminal.result(answer, show)
-        context.terminal.say(
-            f"{len(answer.embeddings)} x {answer.dimensions} from {row.name} (artifact {short(answer.artifact_id)}, "
-            f"profile {short(answer.profile_id)}, generation {answer.generation}) in {span(answer.latency_ms)}, "
-            f"computing {span(answer.compute_ms)}"
-        )
-
-    run(as_json, command)
+    terminal.result(answer, table)
+    terminal.say(
+        f"{len(answer.embeddings)} x {answer.dimensions} from {row.name} (artifact {short(answer.artifact_id)}, "
+        f"profile {short(answer.profile_id)}, generation {answer.generation}) in {span(answer.latency_ms)}, "
+        f"computing {span(answer.compute_ms)}"
+    )
 
 
 def cells(row: Embedding) -> tuple[object, ...]:
