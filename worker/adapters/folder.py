@@ -4,39 +4,27 @@
 what a folder may hold, so that one look tells all that is wrong. No weights are read, nothing is imported from the
 folder and no file is looked at that the manifest does not name. Each JSON file is read up to JSON_BYTES_MAX.
 
-What all adapters refuse is here: pickles, code, `auto_map`, weights that are missing, cut or not safetensors. What one
-adapter expects of a model (its type, its modules, its processor) is in that adapter's own file.
+What all adapters refuse is here and in `folder_rules`: pickles, code, weights that are missing, cut or not
+safetensors. What one adapter expects of a model (its type, its modules, its processor) is in that adapter's own file.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Collection, Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from schemas.artifacts import PICKLE_SUFFIXES, FileEntry
+from schemas.artifacts import FileEntry
 from schemas.codes import Code
 from schemas.evidence import Reason
 from worker.adapters.contract import Inspection
+from worker.adapters.folder_rules import pickle_reasons, remote_code_reasons
 from worker.adapters.safetensors_header import MalformedHeader, read_header
 
 JSON_BYTES_MAX = 8 * 1024 * 1024
-# Files in which the libraries look for `auto_map`, the name of a class in the folder's own code.
-_AUTO_MAP_FILES = frozenset(
-    {
-        "config.json",
-        "feature_extractor_config.json",
-        "generation_config.json",
-        "image_processor_config.json",
-        "preprocessor_config.json",
-        "processor_config.json",
-        "tokenizer_config.json",
-        "video_preprocessor_config.json",
-    }
-)
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 
 
@@ -79,18 +67,9 @@ class ModelFolder:
         return None
 
     def check_no_code(self) -> None:
-        """Pickles and Python files anywhere, and configurations that ask for code from the folder."""
-        for path in sorted(self.paths):
-            suffix = PurePosixPath(path).suffix.lower()
-            if suffix in PICKLE_SUFFIXES:
-                self.refuse(f"`{path}` is a pickle; only safetensors are read")
-            if suffix == ".py":
-                self.refuse(f"`{path}` is code; code from the folder is never run")
-        for path in sorted(self.paths):
-            if PurePosixPath(path).name in _AUTO_MAP_FILES:
-                content = self.read(path, Any, needed=False)
-                if isinstance(content, dict) and "auto_map" in content:
-                    self.refuse(f"`{path}` has `auto_map`: the model needs code from its folder")
+        """Code and pickles under any name, and configurations that ask for code; see `folder_rules`."""
+        self.reasons += pickle_reasons(self.folder, self.paths)
+        self.reasons += remote_code_reasons(self.folder, self.paths)
 
     def check_model_type(self, config: dict[str, Any], allowed: Collection[str], *, path: str = "config.json") -> str:
         """The configuration's `model_type`, empty where it has none that can run. An empty configuration says nothing:

@@ -1,4 +1,4 @@
-"""Confines processes for the sandbox tests: cases on stdin, results on stdout (`python -m tests.unit.worker.sandbox_cases`).
+"""Confines processes for the sandbox tests (`python -m tests.unit.worker.sandbox_cases`): cases in, results out.
 
 One process imports everything and forks a fresh one for each case, because layers can't be taken off; model processes
 may come from such a server too, so nothing in the sandbox may need a new program. Each case is confined, asked what
