@@ -331,6 +331,8 @@ TABLES: dict[str, str] = {
     "deployment": "a CapabilityDeployment",
     "receipt": "the stored outcome of one command, by its `command_id` as `id`; no row while there is none",
     "residency": "what the log knows of one deployment on one node; whether it is loaded now is asked live",
+    "silence": "how long ago (`silent_ms`) the worker of the node `id`, in `generation`, was last heard; no row where "
+    "it was not heard since the query service started",
 }
 
 

@@ -6,7 +6,7 @@ generation that were deployed. The log alone never makes anything loaded.
 
 | the worker's word                                  | state                                  |
 |----------------------------------------------------|----------------------------------------|
-| silence                                            | `unknown`, with for how long           |
+| silence                                            | `unknown`, and since when              |
 | an answer of another generation                    | `unknown`                              |
 | it has stopped serving                             | `not_serving`                          |
 | the deployment is not in its list                  | `absent`                               |
@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from projections.rows import DeploymentRow, NodeRow, ResidencyRow
 from schemas.live import LiveAnswer, Resident
+from services.client.silence import Silence
 
 LiveState = Literal["loaded", "loading", "draining", "unloading", "absent", "mismatch", "not_serving", "unknown"]
 
@@ -32,8 +33,9 @@ LiveState = Literal["loaded", "loading", "draining", "unloading", "absent", "mis
 class Holding(Struct, frozen=True, kw_only=True):
     """One deployment on one node. Fields after `log_changed_at_ms` are None unless the worker said them now.
 
-    `silent_ms` is how long ago the log recorded that the session ended, None while it counts as alive. The
-    circuit's fields are the log's, None while loads are taken as usual.
+    `silent_ms` is for how long the owner has said nothing: since its last heartbeat, where one was heard, else since
+    the log recorded that its session ended; None while it answers, and where neither is known. The circuit's fields
+    are the log's, None while loads are taken as usual.
     """
 
     deployment_id: str
@@ -65,11 +67,11 @@ def holding(
     residency: ResidencyRow | None,
     answer: LiveAnswer | None,
     now_ms: int,
+    heard: Silence | None = None,
 ) -> Holding:
     """The state of this deployment on this node, by the table above."""
     state, reason, resident = _judge(deployment, node, answer)
     session = node.session if node else "none"
-    ended = node is not None and session in ("lost", "left")
     return Holding(
         deployment_id=deployment.id,
         name=deployment.name,
@@ -78,7 +80,7 @@ def holding(
         state=state,
         reason=reason,
         session=session,
-        silent_ms=max(0, now_ms - node.changed_at_ms) if node is not None and ended else None,
+        silent_ms=_silent_ms(node, answer, now_ms, heard),
         log_state=residency.state if residency else "absent",
         log_generation=residency.generation if residency else "0",
         log_cause=residency.cause if residency else "",
@@ -92,6 +94,14 @@ def holding(
         circuit_until_ms=residency.circuit_until_ms if residency else None,
         circuit_cause=residency.circuit_cause if residency else None,
     )
+
+
+def _silent_ms(node: NodeRow | None, answer: LiveAnswer | None, now_ms: int, heard: Silence | None) -> int | None:
+    if node is None or (answer is not None and answer.generation == node.generation):
+        return None
+    if heard is not None and heard.generation == node.generation:
+        return heard.silent_ms
+    return max(0, now_ms - node.changed_at_ms) if node.session in ("lost", "left") else None
 
 
 def _judge(

@@ -18,6 +18,7 @@ from schemas.queries import Query, QueryReply
 from schemas.tokens import MESSAGE_BYTES_MAX
 from services.bus import connect
 from services.process import run_service
+from services.query.heard import SILENCE, Heard
 from services.query.reader import Reader
 from services.settings import Settings
 
@@ -31,8 +32,9 @@ _encode = msgspec.json.Encoder().encode
 class QueryService:
     """Each request in a task of its own, at most CONCURRENT_MAX at once; beyond that OVERLOADED."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, heard: Heard) -> None:
         self._reader = reader
+        self._heard = heard
         self._running: set[asyncio.Task[None]] = set()
 
     async def on_request(self, request: Any) -> None:
@@ -46,7 +48,8 @@ class QueryService:
     async def _answer(self, request: Any) -> None:
         table = request.subject[len(subjects.QUERY) + 1 :]
         try:
-            reply = await self._reader.answer(table, _decode(request.data or b"{}"))
+            query = _decode(request.data or b"{}")
+            reply = self._heard.answer(query) if table == SILENCE else await self._reader.answer(table, query)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             reply = _refused(Code.COMMAND_MALFORMED, str(error))
         except (psycopg.Error, psycopg_pool.PoolTimeout) as error:
@@ -68,9 +71,12 @@ async def query(settings: Settings, stop: asyncio.Event) -> int:
     reader = Reader(settings.postgres_dsn)
     await reader.open()
     nc = await connect(settings, "tenure-query")
+    heard = Heard()
+    await heard.listen(nc)
+    answers = QueryService(reader, heard)
 
     service = await nats.micro.add_service(nc, name="tenure-query", version="1.0.0", description="queries")
-    await service.add_endpoint(name="queries", subject=f"{subjects.QUERY}.>", handler=QueryService(reader).on_request)
+    await service.add_endpoint(name="queries", subject=f"{subjects.QUERY}.>", handler=answers.on_request)
     try:
         await stop.wait()
     finally:

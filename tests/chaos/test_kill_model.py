@@ -20,15 +20,19 @@ from domain.circuits import ENDS_MAX
 from schemas.codes import Code
 from schemas.events import CircuitOpened, EvidenceRejected, ResidencyChanged
 from schemas.serving import Failure
+from services.cli.look.ps import holdings
+from services.client import Client
+from services.client.live import Holding
 from tests.chaos.claiming import CLAIM
 from tests.chaos.invariants import nothing_is_lost
 from tests.chaos.processes import gone, stopped
-from tests.chaos.system import NODE, System, system
+from tests.chaos.system import NODE, TERMS, System, system
 from tests.chaos.waiting import eventually, found
 from tests.chaos.work import done_once
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 AT_ONCE_S = 2.0  # a refusal, on a busy machine
+BEATS_LATE_MAX = 4  # how late the newest heartbeat before a kill may have been, on a busy machine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -45,6 +49,13 @@ async def refused(running: System, generation: str) -> Failure:
         return answer if isinstance(answer, Failure) else None
 
     return await found(look, "invocations are refused")
+
+
+async def shown(running: System) -> Holding:
+    """What `tenure ps` shows of the deployment."""
+    async with await Client.connect(running.plane.settings, "chaos") as client:
+        (held,) = await holdings(client)
+    return held
 
 
 async def test_a_resident_model_process(running: System) -> None:
@@ -169,9 +180,14 @@ async def test_a_worker_that_answers(running: System) -> None:
     with stopped([child]):
         waiting = asyncio.create_task(running.invoke(generation, AT_ONCE_S))
         await running.invocation_under_way()
-        begun = time.monotonic()
-        running.plane.kill("worker")
-        await gone(child)  # it is stopped and cannot end itself: the kernel ends it with its worker
+        async with running.plane.untended():
+            begun = time.monotonic()
+            running.plane.kill("worker")
+            await gone(child)  # it is stopped and cannot end itself: the kernel ends it with its worker
+            held = await shown(running)
+            assert (held.state, held.session, held.log_state) == ("unknown", "alive", "resident")
+            assert held.silent_ms is not None
+            assert held.silent_ms <= (time.monotonic() - begun) * 1_000 + TERMS["beat_ms"] * BEATS_LATE_MAX
     with pytest.raises(nats.errors.Error):  # no answer, and certainly no wrong one
         await waiting
     later = await running.recovered("worker, answering: kill -9", begun)

@@ -8,12 +8,15 @@ import pytest
 from msgspec import json, structs
 
 from projections.rows import NodeRow, ResidencyRow
+from schemas.codes import Code
 from schemas.live import LiveAnswer
+from schemas.queries import QueryReply
 from schemas.replies import Reply
 from services.cli.look.ps import cells, circuit_word, holdings, why
 from services.cli.serve.circuit import close
 from services.client import Client
 from services.client.live import Holding, holding
+from services.client.silence import Silence
 from tests.fake_wire import FakeWire, deployment, entry, live_answer, node, residency
 
 OTHER = "e" * 64
@@ -40,8 +43,22 @@ def test_the_log_alone_never_makes_it_loaded() -> None:
 def test_silence_says_for_how_long_the_session_has_been_over() -> None:
     now = held(None, node(session="lost", changed_at_ms=1_000))
     assert (now.state, now.silent_ms) == ("unknown", 60_000)
-    assert why(now) == "the worker does not answer; session lost for 1m 0s"
+    assert why(now) == "the worker does not answer, silent for 1m 0s; session lost"
     assert held(None).silent_ms is None
+    assert why(held(None)) == "the worker does not answer; session alive"
+
+
+@pytest.mark.parametrize("session", ["alive", "lost"])
+def test_silence_counts_from_the_last_heartbeat_of_the_owner(session: str) -> None:
+    """Before the log has anything to say of it, and after."""
+    the_node = node(session=session, changed_at_ms=1_000)
+    now = holding(deployment(), "local", the_node, residency(), None, 61_000, Silence("local", "3", 2_500))
+    assert (now.state, now.silent_ms) == ("unknown", 2_500)
+    assert why(now) == f"the worker does not answer, silent for 2.5 s; session {session}"
+    older = holding(deployment(), "local", the_node, residency(), None, 61_000, Silence("local", "2", 10))
+    assert older.silent_ms == (60_000 if session == "lost" else None)
+    told = holding(deployment(), "local", the_node, residency(), live_answer(entry()), 61_000, Silence("local", "3", 9))
+    assert told.silent_ms is None
 
 
 @pytest.mark.parametrize("generation", ["2", "4"])
@@ -101,6 +118,14 @@ async def test_ps_asks_each_node_and_shows_silence() -> None:
     found = await holdings(Client(wire, "test"))
     assert [(each.node_id, each.state) for each in found] == [("local", "loaded"), ("other", "unknown")]
     assert cells(found[1])[4:6] == ("unknown", "absent")
+    assert found[1].silent_ms is None  # the query service has not heard it either
+    rows = [{"id": "local", "generation": "3", "silent_ms": 1}, {"id": "other", "generation": "3", "silent_ms": 900}]
+    wire.answers["tenure.query.v1.silence"] = lambda payload: json.encode(QueryReply(rows))
+    found = await holdings(Client(wire, "test"))
+    assert [each.silent_ms for each in found] == [None, 900]
+    wire.answers["tenure.query.v1.silence"] = lambda payload: json.encode(QueryReply(code=Code.UNKNOWN_STREAM))
+    found = await holdings(Client(wire, "test"))
+    assert [each.silent_ms for each in found] == [None, None]
 
 
 async def test_ps_leaves_retired_deployments_out_unless_asked() -> None:

@@ -21,6 +21,7 @@ from schemas.generate import contract, examples
 from schemas.work import WorkOrder
 from services.bus import STREAMS
 from services.embedded.nats_conf import OPERATOR, WORKER, permissions
+from services.query.heard import SILENCE
 from services.query.reader import RECEIPTS
 
 ROUNDS_MAX = 20
@@ -168,7 +169,7 @@ def test_only_a_claim_tells_a_secret_and_it_is_a_work_order(plane: Plane) -> Non
 
 
 def test_the_queryable_tables_are_the_projected_ones() -> None:
-    assert set(contract.TABLES) == set(TABLES) | {RECEIPTS}
+    assert set(contract.TABLES) == set(TABLES) | {RECEIPTS, SILENCE}
 
 
 def test_senders_may_send_what_the_reference_says() -> None:
