@@ -21,6 +21,7 @@ from domain.folding.states import (
     WorkState,
     stream_of,
 )
+from domain.goldens import refuse_goldens
 from domain.leases import fail
 from schemas.codes import Code
 from schemas.commands import (
@@ -78,6 +79,9 @@ def create_profile(command: CreateProfile, world: World) -> Outcome:
             Code.RUNTIME_INCOMPATIBLE,
             f"the assessment is for {spec.adapter}/{spec.task}, the profile for {profile.adapter}/{profile.task}",
         )
+    refused = refuse_goldens(profile)
+    if refused is not None:
+        return refused
     profile_id = profile_digest(profile)
     result: dict[str, Any] = {"profile_id": profile_id}
     if world.get(ProfileState, "profile", profile_id) is not None:

@@ -23,7 +23,7 @@ from schemas.tasks.requests import Request, Result
 from schemas.tokens import Name
 
 GOLDENS_MAX = 16
-GOLDEN_BYTES_MAX = 256_000  # of all golden probes of a profile, as canonical JSON
+GOLDEN_BYTES_MAX = 200_000  # of a profile, as canonical JSON: a work order holds them beside a list of files
 
 
 class GoldenProbe(Struct, frozen=True, forbid_unknown_fields=True):

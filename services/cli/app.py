@@ -14,7 +14,7 @@ from services.cli.doctor.command import doctor_command
 from services.cli.invoke.command import invoke_command
 from services.cli.look import audit, events, node, work
 from services.cli.look.ps import ps_command
-from services.cli.prove import artifact, candidate, probe, profile
+from services.cli.prove import artifact, candidate, golden, probe, profile
 from services.cli.prove.assess import assess_command
 from services.cli.serve import circuit, deployment
 from services.cli.up import up_command
@@ -71,6 +71,7 @@ app.command("doctor", rich_help_panel=START)(doctor_command)
 app.add_typer(artifact.app, name="artifact", rich_help_panel=PROVE)
 app.command("assess", rich_help_panel=PROVE)(assess_command)
 app.add_typer(profile.app, name="profile", rich_help_panel=PROVE)
+app.add_typer(golden.app, name="golden", rich_help_panel=PROVE)
 app.add_typer(probe.app, name="probe", rich_help_panel=PROVE)
 app.add_typer(candidate.app, name="candidate", rich_help_panel=PROVE)
 app.command("approve", rich_help_panel=PROVE)(candidate.approve_command)

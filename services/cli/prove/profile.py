@@ -14,6 +14,8 @@ from schemas.profiles import Limits, RuntimeProfile
 from services.cli import options
 from services.cli.context import Context, run
 from services.cli.prove.assess import DEFAULT_TASK
+from services.cli.prove.golden import read_goldens
+from services.cli.prove.settings import sections_of
 from services.cli.screen.formats import age, short
 from services.cli.screen.waiting import made
 from services.client import Client
@@ -71,6 +73,13 @@ def create_command(
     pooling: Annotated[str | None, typer.Option("--pooling", help="mean, cls or max; the files' own if unset.")] = None,
     normalize: Annotated[bool, typer.Option("--normalize/--no-normalize", help="Give unit vectors.")] = True,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="NAME=TEXT put before an input.")] = None,
+    attention: Annotated[str | None, typer.Option("--attention", help="eager or sdpa; the library's if unset.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="SECTION.NAME=VALUE of the task, such as audio.chunk=false.")
+    ] = None,
+    golden: Annotated[
+        Path | None, typer.Option("--golden", help="A JSON file of golden probes.", exists=True, dir_okay=False)
+    ] = None,
     limit: Annotated[list[str] | None, typer.Option("--limit", help="NAME=NUMBER, such as load_ms=300000.")] = None,
     offline_proof: Annotated[
         bool, typer.Option("--offline-proof/--no-offline-proof", help="Refuse to run where isolation is not proven.")
@@ -94,6 +103,8 @@ def create_command(
         "prompts": pairs(prompt, "--prompt"),
         "require_offline_proof": offline_proof,
         "limits": limits_of(pairs(limit, "--limit")),
+        **sections_of(task, pairs(setting, "--set")),
+        **({"attention": attention} if attention is not None else {}),
     }
 
     async def command(context: Context) -> None:
@@ -101,6 +112,8 @@ def create_command(
         if work.kind != "assess":
             raise Refusal(Code.UNKNOWN_STREAM, f"{short(work.id)} is a {work.kind}, not an assessment")
         said = profile_file(file) if file is not None else {**fields, "adapter": work.adapter}
+        if golden is not None:
+            said["golden"] = msgspec.to_builtins(read_goldens(golden))
         row = await create(context.client, work.id, parse_profile(said))
         context.terminal.result({"profile": row}, lambda: context.terminal.facts(profile_facts(row)))
 
