@@ -12,10 +12,10 @@ CONSTRAINTS := .ci/constraints.txt
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test check lint types imports reference unit integration sim chaos containers e2e bench clean help
+.PHONY: demo test check lint types imports reference unit integration sim chaos containers e2e gpu-check bench clean help
 
 help: ## what can be done here
-	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Tenure needs Python 3.11 or newer")'
@@ -63,6 +63,9 @@ chaos: $(INSTALLED) ## kill real processes under load
 
 containers: $(INSTALLED) ## PostgreSQL, NATS and our images in containers; needs a Docker engine
 	$(PYTEST) tests/containers
+
+gpu-check: $(INSTALLED) ## on a machine with an NVIDIA GPU: load, measure, unload there, and write gpu-evidence.json
+	$(BIN)/python -m tests.gpu
 
 bench: $(INSTALLED) ## measure, and write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
