@@ -350,6 +350,13 @@ def test_memory_is_shown_by_instrument_and_one_reason_once() -> None:
     assert shown["allocator reserved"] == "loaded 4.0 KiB, after 1.0 KiB"
     assert (shown["reclaimed by unloading"], shown["reclaimed"]) == ("3.0 KiB", "2.0 MiB (complete)")
     assert shown["cgroup"] == "limit unavailable: no limit, current 2.0 KiB"
+    lost = {**memory, "device_own_loaded": unmeasured, "device_own_after": unmeasured, "device_external": unmeasured}
+    again = dict(evidence.statement({"memory": lost}))
+    assert [label for label in again if label.startswith("device")] == ["device"]  # the others have no other reason
+    ours = {**lost, "device_own_loaded": {"bytes": 4_096}}
+    assert dict(evidence.statement({"memory": ours}))["device, own"] == (
+        "loaded 4.0 KiB, after unavailable: NVML: GPU is lost"
+    )
     assert "device, own" not in shown  # an earlier worker did not tell it
 
 

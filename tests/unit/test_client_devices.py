@@ -11,7 +11,8 @@ from domain.admission import available_bytes
 from projections.rows import NodeRow, ResidencyRow, WorkRow
 from schemas.devices import DeviceReading, Reservation
 from schemas.live import LiveAnswer
-from services.cli.look.devices import UNAVAILABLE, brief, cells
+from services.cli.look.devices import brief, cells
+from services.cli.screen.formats import UNAVAILABLE
 from services.client.devices import DeviceNow, devices_now
 from tests.fake_wire import live_answer, node, residency, work
 

@@ -71,6 +71,8 @@ class LoadMemory:
         now = process_bytes(self._identity)
         if now.bytes:
             self._process_loaded = now
+            if now.bytes > (self.process_peak.bytes or 0):
+                self.process_peak = now  # it was seen, too
             self._loaded = await self._use(loaded=True)
 
     def dropped(self, before: AllocatorReading, after: AllocatorReading) -> None:

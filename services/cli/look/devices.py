@@ -15,7 +15,7 @@ from schemas.live import LiveAnswer
 from schemas.work import RUNNING_STAGES
 from services.cli import options
 from services.cli.context import Context, run
-from services.cli.screen.formats import short, size, span
+from services.cli.screen.formats import UNAVAILABLE, short, size, span
 from services.client import Client
 from services.client.devices import DeviceNow, Holder, devices_now
 
@@ -23,7 +23,6 @@ COLUMNS = (
     "NODE", "DEVICE", "NAME", "TOTAL", "USED", "OWN", "EXTERNAL", "RESERVED", "BY", "RESERVE", "FREE FOR ADMISSION",
     "AGE", "GENERATION", "WHY",
 )  # fmt: skip
-UNAVAILABLE = "unavailable"
 
 
 async def devices(client: Client, node_id: str | None = None) -> list[DeviceNow]:

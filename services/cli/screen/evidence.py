@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from projections.rows import WorkRow
-from services.cli.screen.formats import reading, short, size, span, yes
+from services.cli.screen.formats import UNAVAILABLE, reading, short, size, span, yes
 
 Facts = list[tuple[str, object]]
 _HEALTH_LAYERS = ("process", "runtime", "model", "capability")
@@ -112,17 +112,20 @@ _INSTRUMENTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 def _memory(memory: Mapping[str, Any]) -> Facts:
     shown: Facts = []
+    reasons: set[str] = set()
     for label, fields in _INSTRUMENTS:
         told = [(name, reading(memory[field])) for name, field in fields if field in memory]
         if not told:  # an earlier worker has not this instrument
             continue
         texts = {text for _, text in told}
-        if len(texts) == 1 and told[0][1].startswith("unavailable"):  # one reason for all of them is said once
-            shown.append((label, told[0][1]))
-        else:
+        if len(texts) > 1 or not told[0][1].startswith(UNAVAILABLE):
             shown.append((label, ", ".join(f"{name} {text}" for name, text in told)))
-    if "allocator_reclaimed" in memory:
-        shown.append(("reclaimed by unloading", reading(memory["allocator_reclaimed"])))
+        elif texts.isdisjoint(reasons):  # one reason for all of them is said once
+            shown.append((label, told[0][1]))
+            reasons |= texts
+    dropped = reading(memory.get("allocator_reclaimed"))
+    if dropped not in reasons and "allocator_reclaimed" in memory:
+        shown.append(("reclaimed by unloading", dropped))
     shown.append(("reclaimed", _reclaimed(memory)))
     return shown
 

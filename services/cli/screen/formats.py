@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 ID_CHARACTERS = 12
+UNAVAILABLE = "unavailable"  # never 0, and never a dash, where nobody measured
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -61,7 +62,7 @@ def reading(value: Any) -> str:
     if not isinstance(value, dict):
         return "-"
     if value.get("bytes") is None:
-        return f"unavailable: {value.get('unavailable') or 'no reason given'}"
+        return f"{UNAVAILABLE}: {value.get('unavailable') or 'no reason given'}"
     return size(value["bytes"])
 
 

@@ -279,6 +279,17 @@ async def test_what_it_holds_at_the_unload_counts_not_what_it_held_once(
     assert memory.reclaim_complete
 
 
+async def test_the_peak_is_never_below_what_was_seen_loaded(model: Model) -> None:
+    memory = LoadMemory(CPU, model.identity, DeviceWatch(NoAccelerator()))
+    await memory.before(ON_CPU)
+    await memory.loaded(Reading(1), ON_CPU)
+    memory.process_peak = Reading(1)
+    await memory.before_unload()
+    seen = memory.while_loaded()
+    assert seen.process_peak == seen.process_loaded
+    assert (seen.process_peak.bytes or 0) > 1
+
+
 async def test_on_cpu_the_process_is_the_whole_measurement(model: Model) -> None:
     memory = LoadMemory(CPU, model.identity, DeviceWatch(NoAccelerator()))
     await memory.before(ON_CPU)
