@@ -65,5 +65,20 @@ def rpc_subject(name: str) -> str:
     return f"{RPC}.{name}"
 
 
+def claim_subject(node_id: str) -> str:
+    """`tenure.rpc.v1.lease.claim.<node>`: a claim for one node, which only that node's login on the bus may send."""
+    return f"{RPC}.lease.claim.{node_id}"
+
+
+def work_consumer(node_id: str) -> str:
+    """The name of a node's durable consumer on WORK."""
+    return f"worker-{node_id}"
+
+
+def node_inbox(node_id: str) -> str:
+    """The prefix of a node's inboxes: only its own login may listen there, so no other node reads its replies."""
+    return f"_INBOX_NODE.{node_id}"
+
+
 def query_subject(table: str) -> str:
     return f"{QUERY}.{table}"

@@ -21,6 +21,7 @@ from services.settings import Settings
 
 log = structlog.get_logger()
 
+INBOX_PREFIX = "_INBOX_CONTROL"  # no other login may listen there: what JetStream delivers to us is not everybody's
 CONNECT_TIMEOUT_S = 5
 RECONNECT_WAIT_S = 0.5
 PENDING_BYTES_MAX = 64 * 1024 * 1024
@@ -78,9 +79,9 @@ async def connect(settings: Settings, name: str) -> Client:
         log.info("bus.reconnected")
 
     return await nats.connect(
-        settings.nats_url, name=name, connect_timeout=CONNECT_TIMEOUT_S, max_reconnect_attempts=-1,
-        reconnect_time_wait=RECONNECT_WAIT_S, pending_size=PENDING_BYTES_MAX, error_cb=on_error,
-        disconnected_cb=on_disconnected, reconnected_cb=on_reconnected, **options,
+        settings.nats_url, name=name, inbox_prefix=INBOX_PREFIX, connect_timeout=CONNECT_TIMEOUT_S,
+        max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_WAIT_S, pending_size=PENDING_BYTES_MAX,
+        error_cb=on_error, disconnected_cb=on_disconnected, reconnected_cb=on_reconnected, **options,
     )  # fmt: skip
 
 

@@ -11,8 +11,10 @@ import os
 import socket
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from schemas.tokens import is_token
 
 DEVICE_RESERVE_BYTES_DEFAULT = 512 * 1024 * 1024
 ENDPOINTS_FILE = Path("run") / "endpoints.json"
@@ -48,6 +50,13 @@ class Settings(BaseSettings):
     device_reserve_bytes: int = Field(default=DEVICE_RESERVE_BYTES_DEFAULT, ge=0, le=2**53 - 1)
     log_level: str = "info"
     log_json: bool = False
+
+    @field_validator("node_id")
+    @classmethod
+    def _node_id_is_a_token(cls, node_id: str) -> str:
+        if not is_token(node_id):
+            raise ValueError("a node's id is 1 to 64 letters, digits, `_` or `-`, and begins with no `-`")
+        return node_id
 
     def resolved(self) -> Settings:
         """These settings with the addresses of the embedded servers filled in where none were given."""

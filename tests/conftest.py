@@ -7,7 +7,6 @@ from tests.servers import (
     nats_server,
     nats_store,
     nats_url,
-    nats_worker_url,
     postgres_dsn,
     postgres_server,
 )
@@ -17,7 +16,6 @@ __all__ = [
     "nats_server",
     "nats_store",
     "nats_url",
-    "nats_worker_url",
     "postgres_dsn",
     "postgres_server",
 ]

@@ -6,7 +6,8 @@ What a test gets is fresh: `postgres_dsn` is a new database, `nats_url` a server
 * `postgres_server`, `nats_server`: the running servers (session).
 * `postgres_dsn`: DSN of an empty database, as the role the services use (test).
 * `nats_url`: URL with the control plane's credentials, after removing all streams (test).
-* `nats_operator_url`, `nats_worker_url`: the same server as the other two users (test).
+* `nats_operator_url`: the same server as an operator (test). A node's is `nats_server.url(node_user(NODE))`, after
+  `await nats_server.add_node(NODE)`.
 * `nats_store`: the server's JetStream folder (test).
 
 One server serves a whole session, so tests of one process must not run in parallel against these fixtures.
@@ -25,7 +26,7 @@ import nats
 import pytest
 
 from services.embedded.nats import NatsServer
-from services.embedded.nats_conf import CONTROL, OPERATOR, WORKER
+from services.embedded.nats_conf import CONTROL, OPERATOR
 from services.embedded.postgres import PostgresServer
 
 _numbers = itertools.count(1)
@@ -74,11 +75,6 @@ def nats_url(nats_server: NatsServer) -> str:
 @pytest.fixture
 def nats_operator_url(nats_url: str, nats_server: NatsServer) -> str:
     return nats_server.url(OPERATOR)
-
-
-@pytest.fixture
-def nats_worker_url(nats_url: str, nats_server: NatsServer) -> str:
-    return nats_server.url(WORKER)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from nats.aio.msg import Msg
 from schemas.codes import Code
 from schemas.commands import LeaveWorker, RegisterWorker
 from schemas.live import LiveAnswer
-from schemas.subjects import live_subject
+from schemas.subjects import live_subject, node_inbox
 from worker.adapters.registry import capabilities
 from worker.cancellation import end_tasks
 from worker.clock import local_ms
@@ -170,7 +170,7 @@ class Agent:
 
 
 async def connect(settings: WorkerSettings) -> Client:
-    """A connection that comes back by itself, however long the bus is away."""
+    """A connection that comes back by itself, however long the bus is away. Its inboxes are this node's own."""
     options: dict[str, Any] = {}
     if settings.nats_user is not None:
         options = {"user": settings.nats_user, "password": settings.nats_password}
@@ -187,6 +187,7 @@ async def connect(settings: WorkerSettings) -> Client:
     return await nats.connect(
         settings.nats_url,
         name=f"worker-{settings.node_id}",
+        inbox_prefix=node_inbox(settings.node_id),
         connect_timeout=CONNECT_SECONDS_MAX,
         max_reconnect_attempts=-1,
         reconnect_time_wait=RECONNECT_SECONDS,

@@ -3,6 +3,9 @@
 The same commands come by request (`tenure.rpc.v1`, a NATS micro service) and over the durable stream
 (`tenure.cmd.v1`). Decoding is strict. What cannot be decoded is answered with COMMAND_MALFORMED and
 leaves no receipt, because it has no trustworthy id; nothing else in the process notices it.
+
+A login's permissions say who may send what, but JetStream sends what it holds wherever it is asked to, past them. So
+requests and heartbeats that JetStream has delivered are dropped, and durable ones count by the subject they came on.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from nats.aio.msg import Msg
 from domain.folding.fleet import Fleet
 from schemas import subjects
 from schemas.codes import Code
-from schemas.commands import BY_SUBJECT, RPC_ONLY, Command, SubmitEvidence
+from schemas.commands import BY_SUBJECT, RPC_ONLY, ClaimLease, Command, SubmitEvidence
 from schemas.evidence import Evidence, SignedEvidence
 from schemas.live import Beat
 from schemas.replies import Reply
@@ -59,6 +62,22 @@ def decode_command(name: str, body: bytes, headers: dict[str, str] | None = None
     return command
 
 
+def decode_request(name: str, body: bytes, headers: dict[str, str] | None = None) -> Command | Reply:
+    """What `decode_command` gives; a claim may also come on the subject of its node, and then for that node only."""
+    claim, _, node_id = name.rpartition(".")
+    if claim != "lease.claim":
+        return decode_command(name, body, headers)
+    decoded = decode_command(claim, body, headers)
+    if isinstance(decoded, ClaimLease) and decoded.node_id != node_id:
+        return refusal(decoded, Code.COMMAND_MALFORMED, f"a claim for {decoded.node_id} came under {node_id}'s name")
+    return decoded
+
+
+def delivered_by_jetstream(reply: str, headers: dict[str, str] | None) -> bool:
+    """Whether this is a message of a stream: from a consumer, or from a direct read."""
+    return reply.startswith("$JS.ACK.") or (headers is not None and "Nats-Stream" in headers)
+
+
 class Intake:
     """`may_answer` tells whether this control plane may still renew a worker's session (see leadership)."""
 
@@ -70,24 +89,38 @@ class Intake:
         self._recalling: asyncio.Task[None] | None = None
 
     async def on_rpc(self, request: Any) -> None:
-        """A request on `tenure.rpc.v1.<noun>.<verb>` (a `nats.micro.Request`); answered after the commit."""
-        name = request.subject[len(subjects.RPC) + 1 :]
-        decoded = decode_command(name, request.data, request.headers)
-        if isinstance(decoded, Reply):
-            await request.respond(_encode(decoded))
+        """A request on `tenure.rpc.v1.<noun>.<verb>` (a `nats.micro.Request`); answered after the commit.
+
+        One without a reply subject is decided as well; nobody hears the outcome, but it has its receipt.
+        """
+        inbox: str = request._msg.reply
+        if delivered_by_jetstream(inbox, request.headers):
+            log.warning("request.delivered_by_jetstream", subject=request.subject)
             return
+        name = request.subject[len(subjects.RPC) + 1 :]
+        decoded = decode_request(name, request.data, request.headers)
 
         async def respond(reply: Reply) -> None:
+            if not inbox:
+                log.warning("request.without_reply", command=name, outcome=reply.outcome, code=reply.code)
+                return
             try:
                 await request.respond(_encode(reply))
             except (nats.errors.Error, OSError) as error:  # the outcome stands; who asks again gets it
                 log.warning("reply.lost", command=name, command_id=reply.command_id, error=repr(error))
 
+        if isinstance(decoded, Reply):
+            await respond(decoded)
+            return
         await self._writer.submit(Submission(decoded, respond))
 
     async def on_durable(self, message: Msg) -> None:
         """A message of COMMANDS; acknowledged when its receipt is committed, taken out when it is no command."""
-        name = message.subject[len(subjects.CMD) + 1 :]
+        name = message.subject.removeprefix(f"{subjects.CMD}.")
+        if name == message.subject:  # JetStream delivered it into the stream from another one
+            log.warning("command.misplaced", subject=message.subject)
+            await message.term()
+            return
         decoded = decode_command(name, message.data, message.headers)
         if not isinstance(decoded, Reply) and name in RPC_ONLY:
             decoded = refusal(decoded, Code.COMMAND_NOT_DURABLE, f"{name} needs its reply")
@@ -118,6 +151,9 @@ class Intake:
         await self._writer.submit(Submission(command, _acknowledge(message)))
 
     async def on_beat(self, message: Msg) -> None:
+        if delivered_by_jetstream(message.reply, message.headers):
+            log.warning("beat.delivered_by_jetstream", subject=message.subject)
+            return
         try:
             beat = _decode_beat(message.data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

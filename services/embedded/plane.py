@@ -8,8 +8,9 @@ The way up: lock the folder -> PostgreSQL and NATS (unless the settings name oth
 migrate -> the services -> enrol the local node -> the worker. The way down is the reverse. Data, secrets, the NATS
 port and the node's credential stay in the folder, so a stop and a start, or a `kill -9` and a start, change nothing.
 
-Each process gets the settings as `TENURE_*` variables, and only the secrets it needs: the worker gets the NATS login
-of a worker and the node's credential, no database; the services get the control plane's.
+Each process gets the settings as `TENURE_*` variables, and only the secrets it needs: the worker gets its node's NATS
+login and credential, no database; the services get the control plane's. A further node's login is taken up while
+everything runs (see `node_login`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from services.embedded.credentials import ensure_secret, secret_dir, write_priva
 from services.embedded.data_lock import DataLock
 from services.embedded.enrol import enrol
 from services.embedded.nats import NatsServer
-from services.embedded.nats_conf import CONTROL, OPERATOR, WORKER
+from services.embedded.nats_conf import CONTROL, OPERATOR, node_user
 from services.embedded.postgres import PostgresServer
 from services.embedded.supervisor import STEP_S, ProcessSpec, Program, Supervisor, Tell, Unit, module_argv, module_env
 from services.settings import ENDPOINTS_FILE, Settings
@@ -109,6 +110,8 @@ class Plane:
     async def step(self) -> None:
         """Look after everything once."""
         await self._supervisor.step()
+        if self._nats is not None and self._nats.follow_logins():
+            self._tell("nats", "was told to read its logins again")
 
     async def keep(self) -> None:
         """Look after everything until cancelled."""
@@ -152,6 +155,7 @@ class Plane:
             wanted.append(self._postgres)
         if self.settings.nats_url is None:
             self._nats = NatsServer(self.data_dir, log_dir=self.log_dir)
+            await self._nats.add_node(self.settings.node_id)
             wanted.append(self._nats)
         for unit in wanted:
             self._tell(unit.child.name, "starting")
@@ -166,7 +170,7 @@ class Plane:
         return self.settings.nats_url or (self._nats.address if self._nats else "")
 
     def nats_login(self, user: str) -> tuple[str | None, str | None]:
-        """Name and password of one of the three users; with a NATS of somebody else's, what the settings say."""
+        """Name and password of one of our NATS users; with a NATS of somebody else's, what the settings say."""
         if self._nats is None:
             return self.settings.nats_user, self.settings.nats_password
         return user, self._nats.password(user)
@@ -207,7 +211,8 @@ class Plane:
         return [ProcessSpec(name, module_argv(f"services.{name}"), env) for name in SERVICES]
 
     def _worker(self) -> ProcessSpec:
-        env = module_env({**self._settings_env(WORKER), "TENURE_CREDENTIAL_FILE": str(self.credential_file)})
+        login = self._settings_env(node_user(self.settings.node_id))
+        env = module_env({**login, "TENURE_CREDENTIAL_FILE": str(self.credential_file)})
         return ProcessSpec(WORKER_PROCESS, module_argv("worker"), env, grace_s=WORKER_GRACE_S)
 
     @property

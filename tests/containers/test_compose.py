@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ import yaml
 from projections.rows import NodeRow
 from schemas.codes import Refusal
 from services.client import Client
-from services.embedded.compose_secrets import make
-from services.embedded.nats import free_port
-from services.embedded.nats_conf import DEPLOYMENT, render
+from services.embedded.child import Child
+from services.embedded.compose_secrets import NATS_USERS, make
+from services.embedded.nats import free_port, server_binary
+from services.embedded.nats_conf import DEPLOYMENT, USERS, NatsSettings, render
+from services.embedded.node_login import logs_in
 from services.settings import Settings
 from tests.containers.conftest import ROOT, run
 
@@ -59,7 +62,7 @@ def test_the_worker_reaches_no_database_and_writes_no_artifacts() -> None:
     worker = COMPOSE["services"]["worker"]
     assert worker["networks"] == ["bus"]
     assert worker["volumes"] == ["${TENURE_ARTIFACTS:-./artifacts}:/artifacts:ro"]
-    assert set(worker["secrets"]) == {"nats_worker_password", "node_credential"}
+    assert set(worker["secrets"]) == {"nats_node_password", "node_credential"}
 
 
 def test_long_running_containers_have_a_health_check() -> None:
@@ -73,16 +76,56 @@ def test_nats_conf_is_what_the_program_renders() -> None:
 
 def test_secrets_are_made_once_in_a_folder_of_ours(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
-    made = make(folder)
-    assert set(COMPOSE["secrets"]) <= set(made)
+    made = make(folder, ["local"])
+    mounted = [secret["file"].replace("${TENURE_NODE_ID:-local}", "local") for secret in COMPOSE["secrets"].values()]
+    assert {Path(file).name for file in mounted} <= set(made)
     before = {path.name: path.read_text() for path in folder.iterdir()}
-    assert make(folder) == []
+    assert make(folder, ["local"]) == []
     assert {path.name: path.read_text() for path in folder.iterdir()} == before
     assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o444}
+
+
+def test_a_further_node_gets_secrets_of_its_own_and_the_users_file_stays_the_same_file(tmp_path: Path) -> None:
+    make(tmp_path, ["local"])
+    users = tmp_path / NATS_USERS
+    mounted = users.stat().st_ino  # a container that runs sees this file, whatever later has its name
+    before = {path.name: path.read_text() for path in tmp_path.iterdir() if path != users}
+    made = make(tmp_path, ["gpu-1"])
+    assert sorted(made) == ["nats_node_gpu-1_password", NATS_USERS, "node_gpu-1_credential"]
+    assert users.stat().st_ino == mounted
+    assert {name: (tmp_path / name).read_text() for name in before} == before
+    for user in (*USERS, "node-gpu-1", "node-local"):
+        assert f'user: "{user}"' in users.read_text()
+    assert make(tmp_path, ["local"]) == []
+
+
+async def test_nats_takes_the_users_file_and_a_further_node_on_sighup(tmp_path: Path) -> None:
+    make(tmp_path, ["local"])
+    port = free_port()
+    conf = NatsSettings(listen=f"127.0.0.1:{port}", store_dir=str(tmp_path / "js"), include=f"./{NATS_USERS}")
+    (tmp_path / "nats.conf").write_text(render(conf))
+    argv = [str(server_binary()), "--config", str(tmp_path / "nats.conf")]
+    server = Child("nats", argv, tmp_path / "nats.log", death_signal=signal.SIGTERM)
+
+    def login(node_id: str) -> str:
+        return f"nats://node-{node_id}:{(tmp_path / f'nats_node_{node_id}_password').read_text()}@127.0.0.1:{port}"
+
+    server.start()
+    try:
+        await logs_in(login("local"))
+        make(tmp_path, ["gpu1"])
+        with pytest.raises(Refusal):
+            await logs_in(login("gpu1"), timeout_s=0)
+        server.signal(signal.SIGHUP)
+        await logs_in(login("gpu1"))
+        await logs_in(login("local"))
+    finally:
+        await server.stop()
 
 
 def test_compose_accepts_the_file(compose_command: list[str], tmp_path: Path) -> None:
-    make(tmp_path)
+    make(tmp_path, ["local"])
     run([*compose_command, "-f", "compose.yaml", "config", "-q"], {"TENURE_SECRETS": str(tmp_path)})
 
 
@@ -117,7 +160,7 @@ def deployment(
 ) -> Iterator[tuple[list[str], dict[str, str]]]:
     """compose.yaml brought up without the worker, on our images: the command and its environment."""
     (tmp_path / "secrets").mkdir(mode=0o700)
-    make(tmp_path / "secrets")
+    make(tmp_path / "secrets", ["local"])
     env = {
         "TENURE_POSTGRES_IMAGE": postgres_image,
         "TENURE_NATS_BUILT_IMAGE": nats_deployed_image,

@@ -236,3 +236,12 @@ async def events_equal_log(plane: ControlPlane) -> None:
         assert int(headers[subjects.HEADER_PREVIOUS]) == previous
         assert message.data == row.state
         previous = row.position
+
+
+async def test_a_request_without_a_reply_subject_ends_nothing(plane: ControlPlane) -> None:
+    body = {"command_id": "unheard", "actor": "a", "node_id": "n9", "credential_sha256": SHA}
+    await plane.nc.publish("tenure.rpc.v1.node.enrol", msgspec.json.encode(body))
+    await plane.nc.publish("tenure.rpc.v1.node.enrol", b"no json")
+    reply = await plane.command("node.enrol", node_id="n1", credential_sha256=SHA)
+    assert reply.outcome == "accepted"
+    assert (await plane.send("node.enrol", msgspec.json.encode(body))).repeated

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import nats
 import psutil
 import psycopg
@@ -16,13 +18,18 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
 from nats.js.api import StreamConfig
 
 from schemas import subjects
 from schemas.codes import Refusal
+from schemas.work import Offer
+from services.embedded.credentials import ensure_secret
 from services.embedded.nats import NatsServer
-from services.embedded.nats_conf import CONTROL, OPERATOR, WORKER
+from services.embedded.nats_conf import CONTROL, OPERATOR, node_user
+from services.embedded.node_login import logs_in
 from services.embedded.postgres import PostgresServer
+from worker.duty.offers import OfferReader
 
 WAIT_S = 20.0
 
@@ -32,11 +39,11 @@ def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
+async def until(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
     """Wait until `condition()` holds, at most `WAIT_S`."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
         await asyncio.sleep(0.01)
 
 
@@ -123,6 +130,7 @@ async def test_postgres_finds_a_short_socket_for_a_long_data_folder(tmp_path: Pa
 
 async def test_nats_keeps_port_store_and_passwords_over_kill_9(tmp_path: Path) -> None:
     first = NatsServer(tmp_path)
+    await first.add_node("n1")
     await first.start()
     client = await nats.connect(first.url())
     js = client.jetstream()
@@ -142,7 +150,7 @@ async def test_nats_keeps_port_store_and_passwords_over_kill_9(tmp_path: Path) -
         await client.close()
     finally:
         await second.stop()
-    for user in (CONTROL, OPERATOR, WORKER):
+    for user in (CONTROL, OPERATOR, node_user("n1")):
         assert second.password_file(user).stat().st_mode & 0o777 == 0o600
 
 
@@ -171,57 +179,275 @@ async def test_nats_refuses_a_wrong_password(nats_server: NatsServer) -> None:
     await client.close()
 
 
-async def test_worker_may_do_its_work_and_nothing_more(nats_url: str, nats_worker_url: str) -> None:
-    refused: list[str] = []
+async def ask(client: Client, subject: str) -> bytes:
+    """A request. While the server reads its logins again it may know of no responder for some milliseconds."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return (await client.request(subject, b"", timeout=WAIT_S)).data
+        except NoRespondersError:
+            assert time.monotonic() < deadline, f"nobody answers on {subject}"
+            await asyncio.sleep(0.01)
 
-    async def on_error(error: Exception) -> None:
-        refused.append(str(error))
 
-    control = await nats.connect(nats_url)
+class NodeSession:
+    """One node's login as its worker uses it; `refused` is what the server said it may not do."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.refused: list[str] = []
+
+    async def connect(self, server: NatsServer, inbox_prefix: str | None = None) -> Client:
+        await server.add_node(self.node_id)
+
+        async def on_error(error: Exception) -> None:
+            self.refused.append(str(error))
+
+        prefix = inbox_prefix or subjects.node_inbox(self.node_id)
+        self.client = await nats.connect(server.url(node_user(self.node_id)), error_cb=on_error, inbox_prefix=prefix)
+        return self.client
+
+    async def may_not(self, *, publish: list[str], subscribe: list[str]) -> None:
+        """The server refuses each of these, and names it."""
+        for subject in publish:
+            await self.client.publish(subject, b"{}")
+        for subject in subscribe:
+            await self.client.subscribe(subject)
+        await self.client.flush()
+        expected = {f'publish to "{subject.lower()}"' for subject in publish}
+        expected |= {f'subscription to "{subject.lower()}"' for subject in subscribe}
+
+        def not_refused() -> set[str]:
+            return {each for each in expected if not any(each in said.lower() for said in self.refused)}
+
+        await until(lambda: not not_refused(), lambda: f"not refused: {not_refused()}, but: {self.refused}")
+        self.refused.clear()
+
+
+async def work_and_evidence(url: str) -> Client:
+    """The control plane's connection, with the streams that workers use."""
+    control = await nats.connect(url)
     js = control.jetstream()
     await js.add_stream(StreamConfig(name=subjects.STREAM_WORK, subjects=[f"{subjects.WORK}.>"]))
     await js.add_stream(StreamConfig(name=subjects.STREAM_EVIDENCE, subjects=[f"{subjects.EVIDENCE}.>"]))
-    await js.publish(subjects.work_subject("n1", "w1"), b"offer")
-    worker = await nats.connect(nats_worker_url, error_cb=on_error)
-    offers = await worker.jetstream().pull_subscribe(
-        f"{subjects.WORK}.n1.>", durable="node-n1", stream=subjects.STREAM_WORK
-    )
-    (offer,) = await offers.fetch(1, timeout=5)
-    await offer.ack_sync()
+    return control
+
+
+async def offer_work(control: Client, node_id: str) -> None:
+    offer = Offer("w1", node_id, "load", 1)
+    await control.jetstream().publish(subjects.work_subject(node_id, "w1"), msgspec.json.encode(offer))
+
+
+async def test_a_node_may_do_its_work_and_no_persons(nats_url: str, nats_server: NatsServer) -> None:
+    control = await work_and_evidence(nats_url)
+    await offer_work(control, "n1")
+    node = NodeSession("n1")
+    worker = await node.connect(nats_server)
+    offers: list[Offer] = []
+    reader = OfferReader(worker, "n1", lambda offer: offers.append(offer) is None)
+    await reader.step()
+    assert [offer.work_id for offer in offers] == ["w1"]
+    consumer = await control.jetstream().consumer_info(subjects.STREAM_WORK, subjects.work_consumer("n1"))
+    assert (consumer.delivered.stream_seq, consumer.num_pending) == (1, 0)
     await worker.jetstream().publish(subjects.evidence_subject("n1", "1", "w1"), b"{}")
 
     async def claim(message: Msg) -> None:
         await message.respond(b"token")
 
-    await control.subscribe(f"{subjects.RPC}.lease.claim", cb=claim)
+    await control.subscribe(f"{subjects.RPC}.lease.claim.*", cb=claim)
     await control.flush()
-    assert (await worker.request(f"{subjects.RPC}.lease.claim", b"", timeout=5)).data == b"token"
+    assert await ask(worker, subjects.claim_subject("n1")) == b"token"
 
     async def live(message: Msg) -> None:
         await message.respond(b"holding")
 
-    await worker.subscribe(subjects.live_subject("n1"), cb=live)
+    for subject in (subjects.live_subject("n1"), subjects.serve_subject("n1", "1", "*")):
+        await worker.subscribe(subject, cb=live)
     await worker.flush()
-    assert (await control.request(subjects.live_subject("n1"), b"", timeout=5)).data == b"holding"
-    assert refused == []
+    for subject in (subjects.live_subject("n1"), subjects.serve_subject("n1", "1", "d1")):
+        assert await ask(control, subject) == b"holding"
+    await reader.close()
+    assert node.refused == []
 
-    forbidden = [
-        f"{subjects.RPC}.approval.grant",
-        f"{subjects.CMD}.deployment.create",
-        f"{subjects.EVT}.node.n1.node-enrolled",
-        subjects.work_subject("n1", "w2"),
-        "$JS.API.STREAM.DELETE.WORK",
-        f"$JS.API.CONSUMER.CREATE.{subjects.STREAM_EVIDENCE}",
-        "_INBOX.somebody.else",
-    ]
-    for subject in forbidden:
-        await worker.publish(subject, b"{}")
-    await worker.subscribe(f"{subjects.EVIDENCE}.>")
-    await worker.subscribe(f"{subjects.RPC}.>")
-    await worker.flush()
-    await until(lambda: len(refused) >= len(forbidden) + 2, f"not all refused: {refused}")
+    await node.may_not(
+        publish=[
+            subjects.rpc_subject("approval.grant"),
+            f"{subjects.CMD}.deployment.create",
+            f"{subjects.EVT}.node.n1.node-enrolled",
+            subjects.work_subject("n1", "w2"),
+            "$JS.API.STREAM.DELETE.WORK",
+            "$JS.API.STREAM.INFO.WORK",
+            f"$JS.API.CONSUMER.CREATE.{subjects.STREAM_EVIDENCE}",
+            "_INBOX.somebody.else",
+            "_INBOX_CONTROL.else",
+        ],
+        subscribe=[
+            f"{subjects.EVIDENCE}.>",
+            f"{subjects.RPC}.>",
+            f"{subjects.BEAT}.n1",
+            "_INBOX.>",
+            "_INBOX_CONTROL.>",
+            ">",
+        ],
+    )
     await worker.close()
     await control.close()
+
+
+async def test_one_node_cannot_speak_or_listen_as_another(nats_url: str, nats_server: NatsServer) -> None:
+    control = await work_and_evidence(nats_url)
+    victim, node = NodeSession("n2"), NodeSession("n1")
+    other = await victim.connect(nats_server)
+    reader = OfferReader(other, "n2", lambda offer: True)
+    await offer_work(control, "n2")
+    await reader.step()  # its consumer is there now
+    await reader.close()
+    await node.connect(nats_server)
+    work, consumer = subjects.STREAM_WORK, subjects.work_consumer("n2")
+    await node.may_not(
+        publish=[
+            subjects.beat_subject("n2"),
+            subjects.evidence_subject("n2", "1", "w1"),
+            subjects.claim_subject("n2"),
+            subjects.rpc_subject("lease.claim"),
+            f"{subjects.node_inbox('n2')}.a",
+            f"$JS.API.CONSUMER.INFO.{work}.{consumer}",
+            f"$JS.API.CONSUMER.MSG.NEXT.{work}.{consumer}",
+            f"$JS.API.CONSUMER.DELETE.{work}.{consumer}",
+            f"$JS.API.CONSUMER.CREATE.{work}.{consumer}.{subjects.work_subject('n2', '>')}",
+            f"$JS.API.CONSUMER.CREATE.{work}.mine.{subjects.work_subject('n2', '>')}",
+            f"$JS.API.CONSUMER.CREATE.{work}.{subjects.work_consumer('n1')}.{subjects.WORK}.>",
+            f"$JS.API.CONSUMER.CREATE.{work}.{subjects.work_consumer('n1')}",
+            f"$JS.API.CONSUMER.DURABLE.CREATE.{work}.{subjects.work_consumer('n1')}",
+            f"$JS.API.CONSUMER.CREATE.{work}",
+            f"$JS.ACK.{work}.{consumer}.1.1.1.1.1",
+        ],
+        subscribe=[
+            f"{subjects.node_inbox('n2')}.>",
+            f"{subjects.node_inbox('*')}.>",
+            subjects.live_subject("n2"),
+            subjects.live_subject("*"),
+            subjects.serve_subject("n2", "*", "*"),
+            subjects.serve_subject("*", "*", "*"),
+            subjects.work_subject("n2", ">"),
+            f"{subjects.WORK}.>",
+        ],
+    )
+    await control.close()
+    for session in (node, victim):
+        await session.client.close()
+
+
+async def test_a_nodes_consumer_gives_no_other_nodes_offers(nats_url: str, nats_server: NatsServer) -> None:
+    """The server holds name and filter in the body to those in the subject, which the permissions are about."""
+    control = await work_and_evidence(nats_url)
+    node = NodeSession("n1")
+    worker = await node.connect(nats_server)
+    work, own = subjects.STREAM_WORK, subjects.work_consumer("n1")
+    subject = f"$JS.API.CONSUMER.CREATE.{work}.{own}.{subjects.work_subject('n1', '>')}"
+    kind = {"durable_name": own, "ack_policy": "explicit"}
+    for config in (
+        {**kind, "name": own, "filter_subject": subjects.work_subject("n2", ">")},
+        {**kind, "name": own, "filter_subjects": [subjects.work_subject("n1", ">"), subjects.work_subject("n2", ">")]},
+        {**kind, "name": own},
+        {"name": "mine", "durable_name": "mine", "filter_subject": subjects.work_subject("n1", ">")},
+        {**kind, "name": own, "durable_name": "mine", "filter_subject": subjects.work_subject("n1", ">")},
+    ):
+        body = json.dumps({"stream_name": work, "config": config, "action": ""}).encode()
+        answer = json.loads((await worker.request(subject, body, timeout=5)).data)
+        assert "error" in answer, config
+    assert node.refused == []
+    assert await control.jetstream().consumers_info(work) == []
+    await worker.close()
+    await control.close()
+
+
+async def test_a_reply_to_one_node_reaches_no_other(nats_url: str, nats_server: NatsServer) -> None:
+    """What was possible while all workers had one login and one inbox: to read the token out of another's claim."""
+    control = await nats.connect(nats_url)
+    eavesdropper, claimant = NodeSession("n1"), NodeSession("n2")
+    heard: list[bytes] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(message.data)
+
+    ears = await eavesdropper.connect(nats_server)
+    for subject in ("_INBOX.>", f"{subjects.node_inbox('n2')}.>", f"{subjects.node_inbox('n1')}.>"):
+        await ears.subscribe(subject, cb=hear)
+    await ears.flush()
+
+    async def claim(message: Msg) -> None:
+        assert message.reply.startswith("_INBOX_NODE.n2.")
+        await message.respond(b"token")
+
+    await control.subscribe(f"{subjects.RPC}.lease.claim.*", cb=claim)
+    await control.flush()
+    worker = await claimant.connect(nats_server)
+    assert await ask(worker, subjects.claim_subject("n2")) == b"token"
+    await control.publish(f"{subjects.node_inbox('n1')}.mine", b"mine")  # it hears at all
+    await control.flush()
+    await until(lambda: bool(heard), "it heard nothing")
+    assert heard == [b"mine"]
+    for client in (ears, worker, control):
+        await client.close()
+
+
+async def test_a_node_added_while_the_server_runs_can_log_in_and_others_stay(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    await server.add_node("first")
+    await server.start()
+    lost: list[str] = []
+
+    async def on_disconnected() -> None:
+        lost.append("disconnected")
+
+    try:
+        control = await nats.connect(server.url(), disconnected_cb=on_disconnected)
+        first = await nats.connect(server.url(node_user("first")), disconnected_cb=on_disconnected)
+
+        async def live(message: Msg) -> None:
+            await message.respond(b"still here")
+
+        await first.subscribe(subjects.live_subject("first"), cb=live)
+        await first.flush()
+        login = Client()
+        with pytest.raises(NatsError, match=r"(?i)authorization"):
+            await login.connect(
+                server.address, user=node_user("second"), password="not yet", allow_reconnect=False, error_cb=_quiet
+            )
+        await login.close()
+        pid = server.pid
+
+        ensure_secret(server.password_file(node_user("second")))
+        assert server.follow_logins()
+        await logs_in(server.url(node_user("second")))
+        assert server.pid == pid
+        ended = asyncio.Event()
+
+        async def on_closed() -> None:
+            ended.set()
+
+        second = await nats.connect(
+            server.url(node_user("second")), allow_reconnect=False, closed_cb=on_closed, error_cb=_quiet
+        )
+        assert await ask(control, subjects.live_subject("first")) == b"still here"
+        assert lost == []
+
+        server.password_file(node_user("second")).unlink()
+        assert server.follow_logins()
+        await asyncio.wait_for(ended.wait(), WAIT_S)
+        await second.close()
+        assert not server.follow_logins(), "there was nothing more to take up"
+        with pytest.raises(Refusal, match="does not take the new login"):
+            await logs_in(f"nats://{node_user('second')}:gone@127.0.0.1:{server.port}", timeout_s=0.5)
+        await control.close()
+        await first.close()
+    finally:
+        await server.stop()
+
+
+async def _quiet(_error: Exception) -> None:
+    """The exception says it."""
 
 
 async def test_operator_reads_events_and_cannot_speak_as_a_worker(nats_url: str, nats_operator_url: str) -> None:

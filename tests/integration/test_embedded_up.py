@@ -14,16 +14,19 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import psycopg
+import pytest
 
 from projections.rows import NodeRow
 from schemas.codes import Refusal
 from services.client import Client
+from services.embedded import node_login
+from services.embedded.nats_conf import node_user
 from services.embedded.plane import Plane
 from services.embedded.supervisor import SOURCE_ROOT, ProcessSpec
 from services.settings import Settings
@@ -173,6 +176,72 @@ async def test_given_servers_are_used_and_not_started(tmp_path: Path, postgres_d
         await until(lambda: plane.pid("dummy") not in (None, first), "it was not started again")
     assert not (tmp_path / "postgres").exists()
     assert not (tmp_path / "nats").exists()
+
+
+def test_a_second_node_is_enrolled_and_its_worker_let_in_while_everything_runs(tmp_path: Path) -> None:
+    """The command line makes credential and login; nats-server takes the login up; the worker registers with both."""
+    data_dir, credential = tmp_path, tmp_path / "n2.credential"
+    with tenure_up(data_dir) as process:
+        read_until(process, "node local is enrolled")
+        argv = [sys.executable, "-P", "-m", "services.cli.app", "node", "enrol", "n2", "--json"]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
+        env = {**env, "PYTHONPATH": str(SOURCE_ROOT), "TENURE_DATA_DIR": str(data_dir)}
+        ran = subprocess.run(
+            [*argv, "--credential-file", str(credential)], env=env, capture_output=True, text=True, timeout=WAIT_S
+        )
+        assert ran.returncode == 0, ran.stderr
+        document = json.loads(ran.stdout)
+        assert (document["node"]["id"], document["nats_user"]) == ("n2", "node-n2")
+        known = Settings(data_dir=data_dir).resolved()
+        env = {
+            **env,
+            "TENURE_DATA_DIR": str(tmp_path / "n2"),
+            "TENURE_NODE_ID": "n2",
+            "TENURE_NATS_URL": str(known.nats_url),
+            "TENURE_NATS_USER": document["nats_user"],
+            "TENURE_NATS_PASSWORD": Path(document["nats_password_file"]).read_text(),
+            "TENURE_CREDENTIAL_FILE": str(credential),
+            "TENURE_ARTIFACT_ROOT": str(known.artifacts),
+        }
+        worker = subprocess.Popen([sys.executable, "-P", "-m", "worker"], env=env, stderr=subprocess.DEVNULL)
+        try:
+            asyncio.run(until_async(lambda: session_of(data_dir, "n2", "alive"), "the second worker did not register"))
+        finally:
+            worker.terminate()
+            worker.wait(WAIT_S)
+
+
+async def session_of(data_dir: Path, node_id: str, wanted: str) -> bool:
+    return any((node.id, node.session) == (node_id, wanted) for node in await nodes(data_dir))
+
+
+async def until_async(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not await condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.05)
+
+
+async def test_a_second_node_gets_its_login_while_the_plane_runs(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    assert await node_login.ensure(settings, "n2") is None  # nothing runs there
+    async with Plane(settings, specs=[]) as plane:
+        pid = plane.pid("nats")
+        login = await node_login.ensure(settings, "n2")
+        assert login is not None
+        assert login == (node_user("n2"), tmp_path / "secrets" / "nats-node-n2.password")
+        assert stat.S_IMODE(login.password_file.stat().st_mode) == 0o600
+        assert plane.pid("nats") == pid
+        password = login.password_file.read_text()
+        assert await node_login.ensure(settings, "n2") == login
+        assert login.password_file.read_text() == password
+        plane.kill("nats")
+        await until(lambda: plane.pid("nats") not in (None, pid), "it was not started again")
+        assert await node_login.ensure(settings, "n2") == login  # and is let in by the new one
+        given = settings.model_copy(update={"nats_url": "nats://elsewhere:4222"})
+        assert await node_login.ensure(given, "n2") is None
+        with pytest.raises(Refusal, match="no id of a node"):
+            await node_login.ensure(settings, "../n2")
 
 
 async def test_the_embedded_servers_are_started_again_when_they_die(tmp_path: Path) -> None:

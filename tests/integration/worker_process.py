@@ -12,7 +12,7 @@ from pathlib import Path
 
 from schemas.artifacts import FileEntry, manifest_digest
 from services.embedded.nats import NatsServer
-from services.embedded.nats_conf import WORKER
+from services.embedded.nats_conf import node_user
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXIT_WAIT_S = 30.0
@@ -31,10 +31,11 @@ class WorkerProcess:
     ) -> WorkerProcess:
         """Without a fork server unless one is asked for: most tests load nothing, and its imports cost them seconds."""
         credential, log = _prepare(folder)
+        await server.add_node(node_id)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TENURE_")},
             "PYTHONPATH": str(REPOSITORY),
-            "TENURE_NATS_URL": server.url(WORKER),
+            "TENURE_NATS_URL": server.url(node_user(node_id)),
             "TENURE_NODE_ID": node_id,
             "TENURE_CREDENTIAL_FILE": str(credential),
             "TENURE_ARTIFACT_ROOT": str(root),

@@ -20,7 +20,7 @@ from schemas.environments import fingerprint
 from schemas.generate import contract, examples
 from schemas.work import WorkOrder
 from services.bus import STREAMS
-from services.embedded.nats_conf import OPERATOR, WORKER, permissions
+from services.embedded.nats_conf import OPERATOR, node_user, permissions
 from services.query.heard import SILENCE
 from services.query.reader import RECEIPTS
 
@@ -175,7 +175,7 @@ def test_the_queryable_tables_are_the_projected_ones() -> None:
 def test_senders_may_send_what_the_reference_says() -> None:
     """The users of the NATS configuration are the senders the reference names."""
     for channel in contract.CHANNELS:
-        for user, named in ((OPERATOR, contract.OPERATOR), (WORKER, contract.WORKER)):
+        for user, named in ((OPERATOR, contract.OPERATOR), (node_user(examples.NODE), contract.WORKER)):
             if named in channel.sender:
                 allowed: Any = permissions(user)["publish"]
                 assert any(subject.startswith(channel.prefix + ".") for subject in allowed["allow"]), (user, channel)

@@ -13,10 +13,10 @@ import msgspec
 import nats.errors
 from nats.aio.client import Client
 
-from schemas.commands import Command
+from schemas.commands import ClaimLease, Command
 from schemas.live import Beat, BeatReply
 from schemas.replies import Reply
-from schemas.subjects import beat_subject, rpc_subject
+from schemas.subjects import beat_subject, claim_subject, rpc_subject
 from schemas.tokens import MESSAGE_BYTES_MAX
 
 
@@ -43,7 +43,8 @@ class NatsControl:
         self._client = client
 
     async def command(self, name: str, command: Command, timeout_ms: float) -> Reply:
-        raw = await self._request(rpc_subject(name), msgspec.json.encode(command), timeout_ms)
+        subject = claim_subject(command.node_id) if isinstance(command, ClaimLease) else rpc_subject(name)
+        raw = await self._request(subject, msgspec.json.encode(command), timeout_ms)
         try:
             return msgspec.json.decode(raw, type=Reply)
         except msgspec.DecodeError as error:

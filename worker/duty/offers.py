@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 
-from schemas.subjects import STREAM_WORK, WORK
+from schemas.subjects import STREAM_WORK, work_consumer, work_subject
 from schemas.work import Offer
 
 FETCH_MAX = 32
@@ -60,9 +60,10 @@ class OfferReader:
             await message.ack()
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
-        durable = f"worker-{self._node_id}"
-        subject = f"{WORK}.{self._node_id}.>"
+        durable = work_consumer(self._node_id)
+        subject = work_subject(self._node_id, ">")
         config = ConsumerConfig(
+            name=durable,  # with it the client asks on a subject that has name and filter: all this node's login may
             durable_name=durable,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=ACK_WAIT_SECONDS,

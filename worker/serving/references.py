@@ -3,6 +3,9 @@
 Fetched bytes are checked for size and SHA-256 before anybody reads them, and a request's object is deleted once
 fetched. At most FETCHES_MAX are fetched at once, each within FETCH_SECONDS_MAX; what waits longer is OVERLOADED. The
 control plane makes the store; a worker without it can still do all that fits in a message.
+
+Chunks are asked for one by one. The client library would read them through a consumer, which a node's login may not
+have here: what a node writes, no consumer may carry on to a subject of the node's choice.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import io
 import uuid
 
 import nats.errors
@@ -55,15 +57,23 @@ class References:
         if about.size != reference.bytes:  # before a byte of it is read
             found = f"holds {about.size} bytes; {reference.bytes} were announced"
             raise Refusal(Code.PAYLOAD_UNAVAILABLE, f"payload `{reference.object}` {found}")
-        whole = io.BytesIO()  # the library's own buffer copies what it has for each chunk
-        await store.get(reference.object, writeinto=whole)
-        body = whole.getvalue()
+        body = await self._chunks(f"$O.{self._name}.C.{about.nuid}", reference.bytes)
         await self._delete(reference.object)
         if len(body) != reference.bytes or hashlib.sha256(body).hexdigest() != reference.sha256:
             raise Refusal(
                 Code.PAYLOAD_UNAVAILABLE, f"payload `{reference.object}` is not the bytes that were announced"
             )
         return body
+
+    async def _chunks(self, subject: str, size: int) -> bytes:
+        """What lies on this subject, in order, until there are so many bytes."""
+        whole = bytearray()
+        last = 0
+        while len(whole) < size:
+            message = await self._js.get_msg(f"OBJ_{self._name}", seq=last + 1, subject=subject, next=True)
+            whole += message.data or b""
+            last = message.seq or last + 1
+        return bytes(whole)
 
     async def _delete(self, name: str) -> None:
         store = await self._js.object_store(self._name)

@@ -18,6 +18,8 @@ from services.cli.context import Context, run
 from services.cli.look.devices import brief, devices_command
 from services.cli.screen.formats import age, short, yes
 from services.client import Client
+from services.embedded import node_login
+from services.embedded.nats_conf import node_user
 
 CREDENTIAL_BYTES = 32
 
@@ -91,9 +93,15 @@ def enrol_command(
             write_credential(credential_file, credential)
         row = await enrol(context.client, node, credential)
         where = ("credential", credential) if credential_file is None else ("credential file", str(credential_file))
-        document = {"node": row, where[0].replace(" ", "_"): where[1]}
-        context.terminal.result(document, lambda: context.terminal.facts([("node", row.id), where]))
+        facts = [("node", row.id), where]
+        login = await node_login.ensure(context.settings, node)
+        if login is not None:
+            facts += [("NATS user", login.user), ("NATS password file", str(login.password_file))]
+        document = {"node": row, **{name.replace(" ", "_").lower(): value for name, value in facts[1:]}}
+        context.terminal.result(document, lambda: context.terminal.facts(facts))
         context.terminal.say("give it to the node's worker as TENURE_CREDENTIAL_FILE")
+        if login is None:
+            context.terminal.say(f"its NATS login is {node_user(node)}; docs/guide/deployment.md says how to make it")
 
     run(as_json, command)
 

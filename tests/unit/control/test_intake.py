@@ -31,6 +31,7 @@ class Delivered:
 
     def __init__(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.subject, self.data, self.headers, self.reply = subject, data, headers, "inbox"
+        self._msg = self  # a `nats.micro.Request` has its message there
         self.told: list[Any] = []
         self.closed = False
 
@@ -133,6 +134,31 @@ async def test_a_request_is_answered_and_a_lost_answer_ends_nothing(desk: Desk) 
     assert msgspec.json.decode(gone.told[0], type=Reply).repeated
 
 
+@pytest.mark.parametrize(
+    ("subject", "node_id", "code"),
+    [
+        ("lease.claim.n1", "n1", None),
+        ("lease.claim", "n1", None),
+        ("lease.claim.n1", "n2", Code.COMMAND_MALFORMED),
+        ("lease.claim.n2", "n1", Code.COMMAND_MALFORMED),
+        ("lease.claim.", "n1", Code.COMMAND_MALFORMED),
+        ("lease.renew.n1", "n1", Code.COMMAND_UNKNOWN),
+        ("node.enrol.n1", "n1", Code.COMMAND_UNKNOWN),
+    ],
+)
+async def test_a_claim_under_a_nodes_name_is_for_that_node(
+    desk: Desk, subject: str, node_id: str, code: Code | None
+) -> None:
+    claim = {"command_id": "c", "actor": "a", "work_id": "id0003", "node_id": node_id, "generation": "1"}
+    message = Delivered(f"tenure.rpc.v1.{subject}", msgspec.json.encode(claim))
+    await desk.intake.on_rpc(message)
+    await desk.settle()
+    reply = msgspec.json.decode(message.told[0], type=Reply)
+    assert reply.code is code
+    if code is Code.COMMAND_MALFORMED and subject != "lease.claim.":
+        assert "n2" in reply.message
+
+
 @pytest.mark.parametrize("faults", [["unavailable"], ["conflict"] * DECISIONS_MAX])
 async def test_a_durable_command_is_acknowledged_once_it_has_its_outcome(desk: Desk, faults: list[str]) -> None:
     message = Delivered("tenure.cmd.v1.node.enrol", enrolment())
@@ -145,6 +171,31 @@ async def test_a_durable_command_is_acknowledged_once_it_has_its_outcome(desk: D
     await desk.intake.on_durable(again)
     await desk.settle()
     assert again.told == ["ack"]
+
+
+@pytest.mark.parametrize("how", ["consumer", "direct"])
+async def test_what_jetstream_delivers_is_no_request_and_no_heartbeat(desk: Desk, how: str) -> None:
+    beat = msgspec.json.encode(Beat("n1", "1", "b", "", []))
+    for subject, body, take in (
+        ("tenure.rpc.v1.node.enrol", enrolment(), desk.intake.on_rpc),
+        ("tenure.beat.v1.n1", beat, desk.intake.on_beat),
+    ):
+        message = Delivered(subject, body, {"Nats-Stream": "OBJ_x"} if how == "direct" else None)
+        if how == "consumer":
+            message.reply = "$JS.ACK.OBJ_x.c.1.1.1.1.0"
+        await take(message)  # type: ignore[arg-type]
+        assert message.told == []
+        assert desk.control.writer.queued == 0
+        await take(Delivered(subject, body))  # type: ignore[arg-type]
+        await desk.settle()
+
+
+async def test_a_durable_command_counts_by_the_subject_it_came_on(desk: Desk) -> None:
+    message = Delivered("somewhere.els.node.enrol", enrolment())
+    assert message.subject[len("tenure.cmd.v1.") :] == "node.enrol"
+    await desk.intake.on_durable(message)
+    assert message.told == ["term"]
+    assert desk.control.writer.queued == 0
 
 
 async def test_what_is_no_durable_command_is_taken_out(desk: Desk) -> None:
