@@ -1,0 +1,110 @@
+"""Every model of the contract suite through the worker's own cycle: a confined process, loaded offline, asked, ended.
+
+The sandbox must be proven before weights are read (`require_offline_proof`), so what passes here needs no network and
+no file outside the artifact's folder.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from schemas.codes import Refusal
+from schemas.serving import Answer
+from schemas.tasks.golden import GoldenProbe
+from schemas.tasks.requests import Request, Result
+from tests.models import every_model
+from tests.models.model import Model
+from worker.model import frames
+from worker.model.accelerator import NoAccelerator
+from worker.model.device_watch import DeviceWatch
+from worker.model.golden import distance
+from worker.model.loading import LoadedModel, ProgressStage, load_model, unload_model
+from worker.model.processes import is_alive
+from worker.sandbox.decoys import Decoys
+
+EVERY_MODEL = every_model()
+SOURCE = frames.Source(artifact_id="a" * 64, profile_id="b" * 64, generation="1")
+
+
+@pytest.fixture(params=EVERY_MODEL, ids=[model.name for model in EVERY_MODEL])
+def model(request: pytest.FixtureRequest) -> Model:
+    chosen: Model = request.param
+    assert chosen.profile.require_offline_proof
+    return chosen
+
+
+@pytest.fixture
+def folder(model: Model, tmp_path: Path) -> Path:
+    made = tmp_path / "artifact"
+    made.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the libraries say while they are imported is not ours
+        model.build(made)
+    return made
+
+
+@pytest_asyncio.fixture
+async def decoys(tmp_path: Path) -> AsyncIterator[Decoys]:
+    (tmp_path / "state").mkdir()
+    opened = await Decoys.open(tmp_path / "state")
+    yield opened
+    await opened.close()
+
+
+async def load(model: Model, folder: Path, state: Path, decoys: Decoys, *goldens: GoldenProbe) -> LoadedModel:
+    stages: list[ProgressStage] = []
+    profile = msgspec.structs.replace(model.profile, golden=list(goldens)) if goldens else model.profile
+    devices = DeviceWatch(NoAccelerator())
+    loaded = await load_model(state, decoys.targets, str(folder), profile, SOURCE, devices, stages.append)
+    assert stages == ["loading", "healthchecking"]
+    return loaded
+
+
+async def ask(loaded: LoadedModel, requests: list[Request]) -> list[Answer]:
+    invoke = frames.Invoke(1, [msgspec.msgpack.encode(request) for request in requests])
+    batch = await loaded.process.ask(invoke, loaded.profile.limits.invoke_ms)
+    assert isinstance(batch, frames.Batch)
+    bodies = [answer.body for answer in batch.answers if isinstance(answer, frames.Answered)]
+    assert len(bodies) == len(requests), batch.answers
+    return [msgspec.msgpack.decode(body, type=Answer) for body in bodies]
+
+
+async def test_the_whole_cycle(model: Model, folder: Path, tmp_path: Path, decoys: Decoys) -> None:
+    """With the library's own answer as a golden probe: the load passes only near it."""
+    first = model.requests[0]
+    golden = GoldenProbe("library", first, model.reference(folder, model.profile, first), model.tolerance)
+    loaded = await load(model, folder, tmp_path / "state", decoys, golden)
+    identity = loaded.process.identity
+    try:
+        assert loaded.offline.proven, loaded.offline
+        assert loaded.health.capability, loaded.health
+        assert [seen.passed for seen in loaded.health.golden or []] == [True]
+        assert loaded.facts.parameters > 0
+        answers = await ask(loaded, list(model.requests))
+        assert distance(golden.expected, answers[0].result) <= model.tolerance
+        assert {(each.artifact_id, each.profile_id, each.generation) for each in answers} == {
+            (SOURCE.artifact_id, SOURCE.profile_id, SOURCE.generation)
+        }
+    finally:
+        ended, memory, _ = await unload_model(loaded)
+    assert ended.exit_code == 0, ended
+    assert not is_alive(identity)
+    assert memory.reclaim_complete, memory
+    assert (memory.reclaimed.bytes or 0) > 0
+
+
+@pytest.mark.parametrize("model", EVERY_MODEL[1:2], indirect=True, ids=[model.name for model in EVERY_MODEL[1:2]])
+async def test_a_missed_golden_probe_refuses_the_load(
+    model: Model, folder: Path, tmp_path: Path, decoys: Decoys
+) -> None:
+    """Once is enough: what decides is not the adapter's."""
+    first, other = model.requests[0], model.requests[-1]
+    wrong = GoldenProbe("wrong", other, model.reference(folder, model.profile, first), model.tolerance)
+    with pytest.raises(Refusal, match="GOLDEN_MISSED"):
+        await load(model, folder, tmp_path / "state", decoys, wrong)
