@@ -99,9 +99,10 @@ def run(case: Case, work: Work, link: int) -> Seen:
     scratch.mkdir()
     if case.nobody:
         os.chown(scratch, NOBODY, NOBODY)
-        become_nobody()
     if case.answers:
         answer_with(case.answers)
+    if case.nobody:
+        become_nobody()
     if case.abi is not None:
         abi = case.abi
         landlock.abi = lambda: abi  # type: ignore[assignment]
