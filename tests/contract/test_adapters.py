@@ -259,7 +259,6 @@ def test_it_is_healthy(adapter: RuntimeAdapter) -> None:
 def test_facts_can_be_had_again(started: tuple[RuntimeAdapter, Facts]) -> None:
     adapter, facts = started
     assert adapter.collect_runtime_facts() == facts
-    assert facts.allocator_bytes is None  # on cpu nobody counts
 
 
 # Answers.
@@ -410,10 +409,10 @@ def test_unloading_drops_the_model(model: Model, folder: Path) -> None:
     seen = [weakref.ref(tensor) for each in modules if hasattr(each, "parameters") for tensor in each.parameters()]
     assert seen
     del kept, modules
-    assert adapter.unload() is None  # on cpu nobody counts
+    adapter.unload()
     gc.collect()
     assert not [each for each in seen if each() is not None]
-    assert adapter.unload() is None
+    adapter.unload()  # a second time changes nothing
     assert isinstance(ask(adapter, model.requests[:1])[0], Refused)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -17,19 +18,40 @@ import pytest_asyncio
 from schemas.codes import Refusal
 from schemas.serving import Answer
 from schemas.tasks.golden import GoldenProbe
-from schemas.tasks.requests import Request, Result
+from schemas.tasks.requests import Request
 from tests.models import every_model
 from tests.models.model import Model
 from worker.model import frames
 from worker.model.accelerator import NoAccelerator
 from worker.model.device_watch import DeviceWatch
 from worker.model.golden import distance
+from worker.model.launching import Launcher, beginning
 from worker.model.loading import LoadedModel, ProgressStage, load_model, unload_model
 from worker.model.processes import is_alive
 from worker.sandbox.decoys import Decoys
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 EVERY_MODEL = every_model()
 SOURCE = frames.Source(artifact_id="a" * 64, profile_id="b" * 64, generation="1")
+
+
+@dataclass
+class Place:
+    """What a worker has one of."""
+
+    launcher: Launcher
+    decoys: Decoys
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place]:
+    state = tmp_path_factory.mktemp("state")
+    launcher = Launcher.open(state, beginning())
+    decoys = await Decoys.open(state)
+    yield Place(launcher, decoys)
+    await decoys.close()
+    await launcher.close()
 
 
 @pytest.fixture(params=EVERY_MODEL, ids=[model.name for model in EVERY_MODEL])
@@ -49,19 +71,18 @@ def folder(model: Model, tmp_path: Path) -> Path:
     return made
 
 
-@pytest_asyncio.fixture
-async def decoys(tmp_path: Path) -> AsyncIterator[Decoys]:
-    (tmp_path / "state").mkdir()
-    opened = await Decoys.open(tmp_path / "state")
-    yield opened
-    await opened.close()
-
-
-async def load(model: Model, folder: Path, state: Path, decoys: Decoys, *goldens: GoldenProbe) -> LoadedModel:
+async def load(model: Model, folder: Path, place: Place, golden: GoldenProbe) -> LoadedModel:
     stages: list[ProgressStage] = []
-    profile = msgspec.structs.replace(model.profile, golden=list(goldens)) if goldens else model.profile
-    devices = DeviceWatch(NoAccelerator())
-    loaded = await load_model(state, decoys.targets, str(folder), profile, SOURCE, devices, stages.append)
+    profile = msgspec.structs.replace(model.profile, golden=[golden])
+    loaded = await load_model(
+        place.launcher,
+        place.decoys.targets,
+        str(folder),
+        profile,
+        SOURCE,
+        DeviceWatch(NoAccelerator()),
+        stages.append,
+    )
     assert stages == ["loading", "healthchecking"]
     return loaded
 
@@ -75,13 +96,14 @@ async def ask(loaded: LoadedModel, requests: list[Request]) -> list[Answer]:
     return [msgspec.msgpack.decode(body, type=Answer) for body in bodies]
 
 
-async def test_the_whole_cycle(model: Model, folder: Path, tmp_path: Path, decoys: Decoys) -> None:
+async def test_the_whole_cycle(model: Model, folder: Path, place: Place) -> None:
     """With the library's own answer as a golden probe: the load passes only near it."""
     first = model.requests[0]
     golden = GoldenProbe("library", first, model.reference(folder, model.profile, first), model.tolerance)
-    loaded = await load(model, folder, tmp_path / "state", decoys, golden)
+    loaded = await load(model, folder, place, golden)
     identity = loaded.process.identity
     try:
+        assert loaded.process.way == "forked"
         assert loaded.offline.proven, loaded.offline
         assert loaded.health.capability, loaded.health
         assert [seen.passed for seen in loaded.health.golden or []] == [True]
@@ -100,11 +122,9 @@ async def test_the_whole_cycle(model: Model, folder: Path, tmp_path: Path, decoy
 
 
 @pytest.mark.parametrize("model", EVERY_MODEL[1:2], indirect=True, ids=[model.name for model in EVERY_MODEL[1:2]])
-async def test_a_missed_golden_probe_refuses_the_load(
-    model: Model, folder: Path, tmp_path: Path, decoys: Decoys
-) -> None:
+async def test_a_missed_golden_probe_refuses_the_load(model: Model, folder: Path, place: Place) -> None:
     """Once is enough: what decides is not the adapter's."""
     first, other = model.requests[0], model.requests[-1]
     wrong = GoldenProbe("wrong", other, model.reference(folder, model.profile, first), model.tolerance)
     with pytest.raises(Refusal, match="GOLDEN_MISSED"):
-        await load(model, folder, tmp_path / "state", decoys, wrong)
+        await load(model, folder, place, wrong)
