@@ -5,9 +5,10 @@ the term; one that stands by takes over when a whole term has passed in silence,
 start under the same instance name takes over at once: it is the same control plane, back again.
 
 The epoch makes an old writer's commits fail. But heartbeats are answered from memory, and an answer makes a
-worker trust its session; so the active one also counts its own term, on its monotonic clock, from before
-each renewal was sent, and answers no heartbeat once that is over (a process that was stopped and goes on,
-say). A successor gives every session a full term from its own start, which covers the last such answer.
+worker trust its session; so the active one also counts its own term, on a clock that goes on while the machine
+is suspended, from before each renewal was sent, and answers no heartbeat once that is over (a process that was
+stopped and goes on, say, or a machine that wakes up). A successor gives every session a full term from its own
+start, which covers the last such answer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import asyncio
 
 import structlog
 
+from services.clock import Clock
 from services.eventlog.port import EventLog, LogUnavailable, Superseded
 
 RENEWALS_PER_TERM = 3
@@ -27,16 +29,17 @@ log = structlog.get_logger()
 class Leadership:
     """The holder's side: `run` renews until the epoch is over and then raises Superseded."""
 
-    def __init__(self, eventlog: EventLog, epoch: int, term_ms: int, taken_s: float) -> None:
-        """`taken_s` is the loop's time from before the epoch was asked for."""
+    def __init__(self, eventlog: EventLog, clock: Clock, epoch: int, term_ms: int, taken_s: float) -> None:
+        """`taken_s` is the clock's `elapsed_s` from before the epoch was asked for."""
         self._log = eventlog
+        self._clock = clock
         self.epoch = epoch
         self._term_s = term_ms / 1000
         self._until_s = taken_s + self._term_s * (1 - MARGIN_SHARE)
 
     def holds(self) -> bool:
         """Whether nobody else can have taken over yet, by this process's own clock."""
-        return asyncio.get_running_loop().time() < self._until_s
+        return self._clock.elapsed_s() < self._until_s
 
     async def run(self) -> None:
         while True:
@@ -45,7 +48,7 @@ class Leadership:
 
     async def step(self) -> None:
         """Renew once. A log that cannot be reached ends nothing by itself: the term does."""
-        asked_s = asyncio.get_running_loop().time()
+        asked_s = self._clock.elapsed_s()
         try:
             renewed = await self._log.renew_epoch(self.epoch)
         except LogUnavailable as error:
@@ -56,18 +59,18 @@ class Leadership:
         self._until_s = asked_s + self._term_s * (1 - MARGIN_SHARE)
 
 
-async def become_leader(eventlog: EventLog, instance: str, term_ms: int) -> Leadership:
+async def become_leader(eventlog: EventLog, clock: Clock, instance: str, term_ms: int) -> Leadership:
     """Stand by until there is no other active control plane, then be it. Waits without end: that is its work."""
     told = False
     while True:
         try:
             leader = await eventlog.leader()
             if leader.epoch == 0 or leader.holder == instance or leader.silent_ms > term_ms:
-                asked_s = asyncio.get_running_loop().time()
+                asked_s = clock.elapsed_s()
                 epoch = await eventlog.take_epoch(instance, expected=leader.epoch)
                 if epoch is not None:
                     log.info("leadership.taken", epoch=epoch, from_holder=leader.holder, silent_ms=leader.silent_ms)
-                    return Leadership(eventlog, epoch, term_ms, asked_s)
+                    return Leadership(eventlog, clock, epoch, term_ms, asked_s)
         except LogUnavailable as error:
             log.warning("leadership.log_unavailable", error=str(error))
         else:

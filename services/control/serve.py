@@ -62,7 +62,9 @@ class ControlPlane:
 
     async def start(self) -> None:
         await ensure_streams(self._nc)
-        self.leadership: Leadership = await become_leader(self._log, self._instance, self._terms.leader_ms)
+        self.leadership: Leadership = await become_leader(
+            self._log, self._clock, self._instance, self._terms.leader_ms
+        )
         renewing = asyncio.create_task(self.leadership.run(), name="leadership")  # a long log takes a while to fold
         try:
             self.folded = Folded(self._log, self._ids, self._terms)

@@ -42,6 +42,9 @@ class SimClock:
     def not_before(self, at_ms: int) -> None:
         self._offset_ms = max(self._offset_ms, at_ms - int(self._loop.time() * 1_000))
 
+    def elapsed_s(self) -> float:
+        return self._loop.time()
+
 
 class SimIds:
     def __init__(self, rng: random.Random) -> None:

@@ -74,15 +74,19 @@ class FaultyLog:
         return await self.log.receipts(command_ids)
 
     async def last_position(self) -> int:
+        self._reachable()
         return await self.log.last_position()
 
     async def leader(self) -> Leader:
+        self._reachable()
         return await self.log.leader()
 
     async def take_epoch(self, holder: str, expected: int | None = None) -> int | None:
+        self._reachable()
         return await self.log.take_epoch(holder, expected)
 
     async def renew_epoch(self, epoch: int) -> bool:
+        self._reachable()
         return await self.log.renew_epoch(epoch)
 
     async def close(self) -> None:

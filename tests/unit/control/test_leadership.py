@@ -1,0 +1,110 @@
+"""Leadership: for how long the active control plane may believe that it is the only one; its clock never stops."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from services.clock import SystemClock, boot_ns
+from services.control.leadership import MARGIN_SHARE, Leadership, become_leader
+from services.eventlog.memory import MemoryLog
+from services.eventlog.port import Superseded
+from tests.unit.control.faulty import FaultyLog
+
+TERM_MS = 4_000
+HOLDS_S = TERM_MS / 1_000 * (1 - MARGIN_SHARE)
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.at_s = 50.0
+
+    def elapsed_s(self) -> float:
+        return self.at_s
+
+    def now_ms(self) -> int:
+        raise AssertionError("a jump of the wall clock must not end or stretch a term")
+
+    def not_before(self, at_ms: int) -> None:
+        raise AssertionError("a jump of the wall clock must not end or stretch a term")
+
+
+async def leading(log: FaultyLog, clock: Hands) -> Leadership:
+    return await become_leader(log, clock, "one", TERM_MS)
+
+
+async def test_it_holds_for_its_term_and_no_longer_while_the_machine_sleeps() -> None:
+    clock = Hands()
+    leadership = await leading(FaultyLog(MemoryLog()), clock)
+    assert leadership.holds()
+    clock.at_s += HOLDS_S - 0.001
+    assert leadership.holds()
+    clock.at_s += 0.002  # the loop's own clock saw nothing of this
+    assert not leadership.holds()
+    await leadership.step()  # awake again, and nobody took over
+    assert leadership.holds()
+
+
+async def test_a_renewal_counts_from_when_it_was_asked_for() -> None:
+    clock = Hands()
+
+    class Slow(FaultyLog):
+        async def renew_epoch(self, epoch: int) -> bool:
+            clock.at_s += 1.0
+            return await super().renew_epoch(epoch)
+
+    leadership = await leading(Slow(MemoryLog()), clock)
+    await leadership.step()
+    clock.at_s += HOLDS_S - 1.0 - 0.001
+    assert leadership.holds()
+    clock.at_s += 0.002
+    assert not leadership.holds()
+
+
+async def test_a_log_that_is_away_renews_nothing_and_ends_nothing() -> None:
+    clock, log = Hands(), FaultyLog(MemoryLog())
+    leadership = await leading(log, clock)
+    log.down = True
+    clock.at_s += HOLDS_S / 2
+    await leadership.step()
+    assert leadership.holds()
+    clock.at_s += HOLDS_S / 2 + 0.001
+    await leadership.step()
+    assert not leadership.holds()
+
+
+async def test_an_epoch_that_is_over_raises_though_the_clock_says_it_holds() -> None:
+    log = FaultyLog(MemoryLog())
+    leadership = await leading(log, Hands())
+    assert await log.take_epoch("two") == leadership.epoch + 1
+    with pytest.raises(Superseded):
+        await leadership.step()
+
+
+def test_the_control_planes_clock_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLOCK_MONOTONIC would stand still, so asking for any other clock fails here."""
+    reading_ns = {time.CLOCK_BOOTTIME: 10**12}
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: reading_ns[clock])
+    for name in ("monotonic", "monotonic_ns", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: pytest.fail("stands still while suspended"))
+    assert boot_ns() == 10**12
+    clock = SystemClock()
+    before = clock.now_ms()
+    reading_ns[time.CLOCK_BOOTTIME] += 3_600 * 10**9
+    assert clock.now_ms() == before + 3_600_000
+    assert clock.elapsed_s() == 1_000.0 + 3_600.0
+
+
+def test_the_wall_clock_is_read_once_and_only_put_forward() -> None:
+    at_ns = 5 * 10**9
+    clock = SystemClock(lambda: at_ns)
+    assert abs(clock.now_ms() - time.time_ns() // 1_000_000) < 10_000
+    ahead = clock.now_ms() + 60_000
+    clock.not_before(ahead)
+    assert clock.now_ms() == ahead
+    clock.not_before(ahead - 30_000)
+    assert clock.now_ms() == ahead
+    assert clock.elapsed_s() == 5.0  # a term is not counted on the time that is put forward
