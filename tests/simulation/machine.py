@@ -110,7 +110,7 @@ class SimModelProcess:
             if self.host.rng.random() < self.host.load_failures:
                 self.end(1)
                 raise Refusal(Code.LOAD_FAILED, "simulated: the runtime refused the files")
-            return frames.Facts(3, 256, 1_000, None)
+            return frames.Facts(3, 256, 1_000)
         if isinstance(request, frames.CheckHealth):
             return frames.HealthSeen(Health(True, True, True, True, 1.0, "ab" * 32, 3), NO_ALLOCATOR)
         if isinstance(request, frames.Unload):

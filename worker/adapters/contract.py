@@ -7,7 +7,7 @@
     health            one small real inference
     invoke            invocations: typed requests of the task, typed results
     stop              take no more invocations
-    unload            drop the model; what the allocator still holds
+    unload            drop the model
     collect_runtime_facts   what the loaded runtime says of itself
 
 `inspect_support` must not import the runtime; the rest runs only in a model process. Expected failures
@@ -82,6 +82,8 @@ class RuntimeAdapter(Protocol):
 
     def stop(self) -> None: ...
 
-    def unload(self) -> int | None: ...
+    def unload(self) -> None:
+        """Drop the model and give its memory back as far as the runtime does that. What came back is measured."""
+        ...
 
     def collect_runtime_facts(self) -> Facts: ...

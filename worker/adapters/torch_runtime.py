@@ -2,7 +2,7 @@
 
 A subclass names its task's health request and does `load` and `answer`; this class does the rest of the contract:
 torch is imported by `prepare` and never before, threads and device are the profile's, a health check is one real
-inference whose output is checked and digested, and unloading says what the allocator still holds. Libraries are
+inference whose output is checked and digested, and unloading empties the allocator's cache. Libraries are
 `Any`: their types are not checked here.
 """
 
@@ -123,16 +123,10 @@ class TorchAdapter:
             dimensions=self.dimensions(),
             max_length=self.max_length(),
             parameters=self.parameters(),
-            allocator_bytes=self._allocator_bytes(),
         )
 
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
-
-    def _allocator_bytes(self) -> int | None:
-        if self.torch is None or self.profile.device != "cuda":
-            return None
-        return int(self.torch.cuda.memory_allocated(self.profile.device_index))
 
     def probe(self) -> str:
         torch = self.torch
@@ -164,13 +158,12 @@ class TorchAdapter:
     def stop(self) -> None:
         self._stopped = True
 
-    def unload(self) -> int | None:
+    def unload(self) -> None:
         self.stop()
         self.model = None
         gc.collect()
         if self.torch is not None and self.profile.device == "cuda":
             self.torch.cuda.empty_cache()
-        return self._allocator_bytes()
 
 
 def _elapsed_ms(begun: float) -> float:

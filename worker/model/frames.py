@@ -89,7 +89,7 @@ class Prepared(Struct, frozen=True, tag="prepared"):
 
 
 class Facts(Struct, frozen=True, tag="facts"):
-    """What the loaded runtime says of itself. `allocator_bytes` is None where it counts none.
+    """What the loaded runtime says of itself.
 
     `dimensions` and `max_length` are 0 where the task has none.
     """
@@ -97,7 +97,6 @@ class Facts(Struct, frozen=True, tag="facts"):
     dimensions: int
     max_length: int
     parameters: int
-    allocator_bytes: int | None
 
 
 class HealthSeen(Struct, frozen=True, tag="health_seen"):

@@ -56,7 +56,7 @@ class Desk:
 
     def __init__(self, **limits: int) -> None:
         profile = RuntimeProfile("sentence_transformers", "embedding", limits=Limits(**limits))
-        facts = frames.Facts(4, 128, 1, None)
+        facts = frames.Facts(4, 128, 1)
         self.process = PlayedProcess()
         self.hung: list[str] = []
         model: Any = SimpleNamespace(process=self.process, profile=profile, facts=facts)

@@ -146,7 +146,7 @@ def test_impossible_settings_are_refused(folder: Path, adapters: list[Any]) -> N
 
 def test_stopped_takes_nothing(folder: Path, adapters: list[Any]) -> None:
     adapter = started(folder, adapters)
-    assert adapter.unload() is None
+    adapter.unload()
     answer = ask(adapter, [EmbedRequest(["x"])])[0]
     assert isinstance(answer, Refused)
     assert answer.code == Code.DRAINING
