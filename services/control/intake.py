@@ -30,7 +30,9 @@ from schemas.commands import BY_SUBJECT, RPC_ONLY, ClaimLease, Command, SubmitEv
 from schemas.evidence import Evidence, SignedEvidence
 from schemas.live import Beat
 from schemas.replies import Reply
-from schemas.tokens import is_token
+from schemas.tokens import EVIDENCE_BYTES_MAX, is_token
+from services.clock import Clock
+from services.control.invalid import InvalidEvidence
 from services.control.sessions import Sessions
 from services.control.writer import Submission, Writer, refusal
 from services.eventlog.port import LogUnavailable
@@ -81,7 +83,10 @@ def delivered_by_jetstream(reply: str, headers: dict[str, str] | None) -> bool:
 class Intake:
     """`may_answer` tells whether this control plane may still renew a worker's session (see leadership)."""
 
-    def __init__(self, writer: Writer, sessions: Sessions, fleet: Fleet, may_answer: Callable[[], bool]) -> None:
+    def __init__(
+        self, writer: Writer, sessions: Sessions, fleet: Fleet, clock: Clock, may_answer: Callable[[], bool]
+    ) -> None:
+        self.invalid = InvalidEvidence(fleet.nodes, clock.elapsed_s)
         self._may_answer = may_answer
         self._writer = writer
         self._sessions = sessions
@@ -144,10 +149,18 @@ class Intake:
             log.warning("evidence.misplaced", subject=message.subject, belongs=placed)
             await message.term()
             return
+        size = len(signed.payload.encode())
+        if size > EVIDENCE_BYTES_MAX:  # the struct bounds its characters
+            log.warning("evidence.too_large", subject=message.subject, bytes=size, bytes_max=EVIDENCE_BYTES_MAX)
+            await message.term()
+            return
+        valid = self._signature_valid(evidence, signed)
+        if not valid and not self.invalid.admit(evidence.node_id, size):
+            await message.term()
+            return
         command = SubmitEvidence(
-            command_id=evidence.evidence_id, actor=f"worker:{evidence.node_id}", signed=signed,
-            signature_valid=self._signature_valid(evidence, signed),
-        )  # fmt: skip
+            command_id=evidence.evidence_id, actor=f"worker:{evidence.node_id}", signed=signed, signature_valid=valid
+        )
         await self._writer.submit(Submission(command, _acknowledge(message)))
 
     async def on_beat(self, message: Msg) -> None:

@@ -62,9 +62,7 @@ class ControlPlane:
 
     async def start(self) -> None:
         await ensure_streams(self._nc)
-        self.leadership: Leadership = await become_leader(
-            self._log, self._clock, self._instance, self._terms.leader_ms
-        )
+        self.leadership: Leadership = await become_leader(self._log, self._clock, self._instance, self._terms.leader_ms)
         renewing = asyncio.create_task(self.leadership.run(), name="leadership")  # a long log takes a while to fold
         try:
             self.folded = Folded(self._log, self._ids, self._terms)
@@ -75,7 +73,7 @@ class ControlPlane:
         fleet = self.folded.world.fleet
         self.writer = Writer(self._log, self.folded, self._clock, self.leadership.epoch, Announcer(self._nc))
         self.sessions = Sessions(fleet, self._terms, self._clock, self._ids)
-        self.intake = Intake(self.writer, self.sessions, fleet, self.leadership.holds)
+        self.intake = Intake(self.writer, self.sessions, fleet, self._clock, self.leadership.holds)
         # A queue group of its own: a predecessor that stands still (stopped, say) must not be handed requests.
         self._service = await nats.micro.add_service(
             self._nc, name="tenure-control", version="1.0.0", description="commands",
@@ -121,6 +119,7 @@ class ControlPlane:
 
     async def _tick(self) -> None:
         while True:
+            self.intake.invalid.tell()
             if self.leadership.holds():
                 for command in self.sessions.due():
                     await self.writer.submit(Submission(command, _unheard, receipt=False))

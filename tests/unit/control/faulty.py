@@ -104,6 +104,12 @@ class SetClock:
     def now_ms(self) -> int:
         return self.at_ms
 
+    def elapsed_s(self) -> float:
+        return self.at_ms / 1_000
+
+    def not_before(self, at_ms: int) -> None:
+        self.at_ms = max(self.at_ms, at_ms)
+
 
 class Control:
     """A writer on a FaultyLog. `ask` submits commands as one group and gives the replies in their order."""

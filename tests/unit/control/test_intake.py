@@ -9,14 +9,17 @@ import msgspec
 import nats.errors
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from structlog.testing import capture_logs
 
 from schemas.codes import Code
 from schemas.commands import EnrolNode
-from schemas.evidence import Evidence, SignedEvidence, WorkCancelled
+from schemas.evidence import Evidence, SignedEvidence, WorkCancelled, WorkFailed
 from schemas.live import Beat, BeatReply
 from schemas.replies import Reply
+from schemas.tokens import EVIDENCE_BYTES_MAX
 from services.clock import RandomIds
 from services.control.intake import Intake, decode_command, signature_valid
+from services.control.invalid import INVALID_BYTES_MAX, INVALID_MAX, WINDOW_S, InvalidEvidence
 from services.control.sessions import Sessions
 from services.control.writer import DECISIONS_MAX
 from tests.unit.control.faulty import Control
@@ -58,7 +61,7 @@ class Desk:
         fleet = control.folded.world.fleet
         self.control = control
         self.sessions = Sessions(fleet, Terms(), control.clock, RandomIds())
-        self.intake = Intake(control.writer, self.sessions, fleet, lambda: True)
+        self.intake = Intake(control.writer, self.sessions, fleet, control.clock, lambda: True)
 
     async def settle(self) -> None:
         while self.control.writer.queued:
@@ -227,6 +230,69 @@ async def test_a_wrong_signature_is_kept_as_rejected(desk: Desk) -> None:
     await desk.settle()
     assert message.told == ["ack"]
     assert str(desk.control.announced[-1].event.reason) == "SIGNATURE_INVALID"  # type: ignore[attr-defined]
+
+
+async def test_of_invalid_evidence_so_much_is_kept_and_the_rest_counted(desk: Desk) -> None:
+    """A flood in the name of one node: the log grows by the bound, valid evidence and other nodes are not held up."""
+    before = len(await desk.control.log.read(0, 10_000))
+
+    async def send(count: int, first: int, **fields: Any) -> list[Delivered]:
+        messages = []
+        for number in range(first, first + count):
+            subject, body = evidence(evidence_id=f"e{number}", **fields)
+            messages.append(Delivered(subject, body.replace(b"loading", b"Loading")))
+            await desk.intake.on_evidence(messages[-1])
+        await desk.settle()
+        return messages
+
+    flood = await send(200, 0)
+    assert [message.told for message in flood] == [["ack"]] * INVALID_MAX + [["term"]] * (200 - INVALID_MAX)
+    rows = await desk.control.log.read(0, 10_000)
+    assert len(rows) - before == INVALID_MAX
+    unknown = await send(1, 900, node_id="nobody")
+    assert unknown[0].told == ["ack"]  # its own account: no such node
+
+    with capture_logs() as lines:
+        desk.control.clock.at_ms += int(WINDOW_S * 1_000)
+        desk.intake.invalid.tell()
+        desk.intake.invalid.tell()
+    assert [(line["event"], line["node_id"], line["kept"], line["dropped"]) for line in lines] == [
+        ("evidence.invalid_beyond_bound", "n1", INVALID_MAX, 200 - INVALID_MAX)
+    ]
+    again = await send(1, INVALID_MAX)  # what was dropped is sent again, and has its turn
+    assert again[0].told == ["ack"]
+
+
+async def test_valid_evidence_passes_while_invalid_is_dropped(desk: Desk) -> None:
+    for number in range(INVALID_MAX + 1):
+        subject, body = evidence(evidence_id=f"e{number}")
+        await desk.intake.on_evidence(Delivered(subject, body.replace(b"loading", b"Loading")))
+    valid = Delivered(*evidence(evidence_id="valid"))
+    await desk.intake.on_evidence(valid)
+    await desk.settle()
+    assert valid.told == ["ack"]
+    assert desk.control.announced[-1].after.stage == "cancelled"  # type: ignore[union-attr]
+
+
+async def test_evidence_is_bounded_in_bytes_not_in_characters(desk: Desk) -> None:
+    wide = "\N{GRINNING FACE}" * (EVIDENCE_BYTES_MAX // 4)
+    message = Delivered(*evidence(statement=WorkFailed(Code.LOAD_FAILED, "m", {"d": wide})))
+    await desk.intake.on_evidence(message)
+    assert message.told == ["term"]
+    assert desk.control.writer.queued == 0
+
+
+def test_invalid_evidence_is_bounded_in_bytes_too() -> None:
+    now_s = 0.0
+    invalid = InvalidEvidence({"n1", "n2"}, lambda: now_s)
+    half = INVALID_BYTES_MAX // 2
+    assert [invalid.admit("n1", size) for size in (half, half, 1, 0)] == [True, True, False, True]
+    assert invalid.admit("n2", half)  # each node has its own
+    assert [invalid.admit(f"stranger{number}", half) for number in range(3)] == [True, True, False]
+    now_s = WINDOW_S - 0.001
+    assert not invalid.admit("n1", 1)
+    now_s = WINDOW_S
+    assert invalid.admit("n1", 1)
 
 
 async def test_evidence_on_a_subject_that_is_not_its_own_is_taken_out(desk: Desk) -> None:
