@@ -10,7 +10,7 @@ import importlib
 
 from tests.models.model import Model
 
-MODULES = ("minilm", "cross_encoder", "whisper", "speech")
+MODULES = ("minilm", "cross_encoder", "whisper", "speech", "trocr")
 
 
 def every_model() -> list[Model]:

@@ -63,6 +63,21 @@ ENTRIES: dict[str, Entry] = {
         packages=("torch", "transformers", "sentence-transformers", "safetensors"),
         imports=("torch", "transformers", "sentence_transformers", "safetensors.torch"),
     ),
+    "transformers_trocr": Entry(
+        path="worker.adapters.image.trocr:TrocrAdapter",
+        version="1",
+        tasks=("ocr",),
+        packages=("torch", "transformers", "safetensors", "pillow"),
+        imports=(
+            *(
+                "torch",
+                "transformers",
+                "transformers.models.trocr.modeling_trocr",
+                "transformers.models.vit.modeling_vit",
+            ),
+            *("transformers.models.vision_encoder_decoder.modeling_vision_encoder_decoder", "PIL.Image"),
+        ),
+    ),
     "transformers_whisper": Entry(
         path="worker.adapters.audio.whisper:WhisperAdapter",
         version="1",

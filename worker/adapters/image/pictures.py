@@ -91,6 +91,17 @@ def decode(data: bytes, number: int, settings: ImageSettings) -> Picture:
         return Picture(_to_rgb(image, stored, said, number, settings), said)
 
 
+def health_picture() -> bytes:
+    """A small PNG for health checks: a dark bar on a light ground that gets darker."""
+    from PIL import Image
+
+    picture = Image.linear_gradient("L").resize((64, 32)).convert("RGB")
+    picture.paste((16, 16, 16), (8, 12, 56, 20))
+    out = io.BytesIO()
+    picture.save(out, "PNG")
+    return out.getvalue()
+
+
 @contextlib.contextmanager
 def _reading(number: int, settings: ImageSettings) -> Iterator[None]:
     """Pillow with our limits, and whatever it raises as a refusal that names the image."""
