@@ -38,13 +38,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from schemas import subjects
-from schemas.serving import payload_store
+from schemas.serving import PAYLOAD_STORE_BYTES_MAX, payload_store
 from schemas.tasks.invocation import INVOKE_MS_MAX
 from schemas.tokens import is_token
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
 CONNECTIONS_MAX = 1024
-FILE_STORE_BYTES_MAX = 8 * 1024**3
+NODES_MAX = 128  # whose payload stores fit: the server sets each store's bound aside when it is made
+FILE_STORE_BYTES_MAX = 8 * 1024**3 + NODES_MAX * PAYLOAD_STORE_BYTES_MAX  # a bound, not what it takes
 MEMORY_STORE_BYTES_MAX = 64 * 1024**2
 ANSWER_WITHIN_S = INVOKE_MS_MAX // 1_000 + 60  # how long a worker may answer a request; the server keeps it in memory
 ANSWERS_MAX = 1_000_001  # a streamed answer comes in at most one piece for each new token, and then whole
