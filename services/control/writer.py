@@ -4,7 +4,8 @@ A group is whatever waits when the last commit has returned; there is no timer. 
 the order they came, each on the state its predecessors left. One append carries all events and receipts
 of the group; only after it does anybody hear an outcome.
 
-When an append fails, or the log fails before it, what was folded ahead is taken back from the log, then:
+When an append fails, or the log fails before it, what was folded ahead is taken back from the log, as soon as that
+can be reached and whether or not there are commands. Then:
 
 * ReceiptExists: some commands were decided before (a duplicate, or our own commit whose answer got lost).
   They get their first outcome; the others are decided again, as often as that goes on: each time there are
@@ -17,6 +18,7 @@ When an append fails, or the log fails before it, what was folded ahead is taken
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -50,12 +52,14 @@ QUEUE_MAX = 20_000
 GROUP_MAX = 1_000
 DECISIONS_MAX = 3
 STREAMS_ASKED_MAX = 1_000  # NotLoaded rounds for one command; a node full of work needs a few hundred
+CLEAN_S = 0.25  # between two tries to take back from the log what an append that failed had folded ahead
 RECENT_MAX = 100_000  # receipts kept in memory
 
 log = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
 _decode_reply = msgspec.json.Decoder(Reply).decode
 Respond = Callable[[Reply], Awaitable[None]]
+OnCommit = Callable[[Sequence[Change], int], Awaitable[None]]
 
 
 class Submission:
@@ -96,14 +100,7 @@ def body_digest(command: Command) -> bytes:
 class Writer:
     """`on_commit(changes, position)` is awaited after each commit with what it appended, before replies."""
 
-    def __init__(
-        self,
-        eventlog: EventLog,
-        folded: Folded,
-        clock: Clock,
-        epoch: int,
-        on_commit: Callable[[Sequence[Change], int], Awaitable[None]],
-    ) -> None:
+    def __init__(self, eventlog: EventLog, folded: Folded, clock: Clock, epoch: int, on_commit: OnCommit) -> None:
         self._log = eventlog
         self._folded = folded
         self._clock = clock
@@ -142,21 +139,26 @@ class Writer:
             await self.step()
 
     async def step(self) -> None:
-        """Wait for commands, decide a group, commit it, answer."""
-        await self._waiting.wait()
+        """Put memory right where an append failed, decide a group, commit it, answer. Waits for something to do."""
+        await self._wait()
         group = [self._queue.popleft() for _ in range(min(GROUP_MAX, len(self._queue)))]
         if not self._queue:
             self._waiting.clear()
-        if not group:
-            return
         try:
             await self._clean()
-            await self._preload(group)
-            await self._work_off(group)
+            if group:
+                await self._preload(group)
+                await self._work_off(group)
         except LogUnavailable as error:
             log.warning("log.unavailable", error=str(error), commands=len(group))
             for submission in group:
                 await submission.respond(refusal(submission.command, Code.UNAVAILABLE, "the log cannot be reached"))
+
+    async def _wait(self) -> None:
+        """For commands; at most CLEAN_S while memory is ahead of the log, since heartbeats and expiry go by it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLEAN_S if self._dirty else None):
+                await self._waiting.wait()
 
     # --- deciding -------------------------------------------------------------------------------------------
 

@@ -101,6 +101,20 @@ async def test_nothing_is_decided_ahead_while_the_log_is_down(control: Control) 
     await control.assert_world_is_the_log()
 
 
+async def test_what_was_folded_ahead_is_taken_back_although_nobody_asks_for_anything(control: Control) -> None:
+    """The fleet would go on to be judged by what never happened: here, by a node that was not disabled."""
+    await control.ask(enrol())
+    control.log.faults.append("unavailable")
+    assert told(await control.ask(disable())) == ["UNAVAILABLE"]
+    assert not control.folded.world.fleet.nodes["n1"].enabled
+    control.log.reads_down = True
+    await control.writer.step()  # and the log cannot be read yet
+    control.log.reads_down = False
+    await control.writer.step()
+    assert control.folded.world.fleet.nodes["n1"].enabled
+    await control.assert_world_is_the_log()
+
+
 async def test_a_log_that_fails_in_the_middle_of_a_group_takes_the_whole_group_back(
     control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
