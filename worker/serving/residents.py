@@ -205,10 +205,13 @@ class Residents:
         if resident.state == "unloading" or resident.model is None:
             raise Refusal(Code.RESIDENCY_CONFLICT, f"deployment `{deployment_id}` is being unloaded already")
         resident.set_state("unloading")
-        if resident.intake is not None:
-            await resident.intake.close(Code.NOT_RESIDENT, "the deployment was unloaded")
         try:
+            if resident.intake is not None:
+                await resident.intake.close(Code.NOT_RESIDENT, "the deployment was unloaded")
             ended, memory, unload_ms = await unload_model(resident.model)
+        except BaseException:  # given up halfway, say cancelled while the model hangs: nobody else would end it
+            await resident.model.process.kill()
+            raise
         finally:
             self._remove(resident)
         return resident, ended, memory, unload_ms
