@@ -27,7 +27,7 @@ from domain.folding.fleet import Fleet, Held
 from domain.folding.states import ArtifactState, CandidateState, DeploymentState, ProfileState, WorkState
 from schemas.codes import Code
 from schemas.devices import DeviceReading, Reservation
-from schemas.evidence import Assessed, Memory, Probed
+from schemas.evidence import Assessed, Memory, Probed, Reading
 from schemas.work import JobSpec, ProbeSpec
 
 ESTIMATE_PERCENT = 150  # of the weights' size: room for what the runtime and one small inference take beside them
@@ -125,10 +125,14 @@ def _measured(spec: JobSpec, world: World) -> int | None:
 
 
 def device_bytes(memory: Memory) -> int | None:
-    """The larger of what the runtime's allocator counted and what the whole device's use grew by; None for neither.
+    """What the driver counts for the probe's process. Where it does not tell, the larger of two: what the runtime's
+    allocator counted, and what the whole device's use grew by. None where nothing was measured.
 
-    The allocator knows nothing of the driver's context, and the device's growth may hide what others gave back.
+    The allocator knows nothing of the driver's context; the growth has in it what others took and gave back meanwhile.
     """
+    own = memory.device_own_loaded
+    if isinstance(own, Reading) and own.bytes:
+        return max(own.bytes, memory.allocator_loaded.bytes or 0)
     before, loaded = memory.device_used_before.bytes, memory.device_used_loaded.bytes
     growth = loaded - before if before is not None and loaded is not None else 0
     taken = max(memory.allocator_loaded.bytes or 0, growth)

@@ -107,6 +107,13 @@ def test_what_a_probe_measured_is_the_larger_of_two_instruments(
     assert device_bytes(says.on_device(allocator, before, after)) == taken
 
 
+def test_what_others_took_during_the_probe_is_not_the_models_need() -> None:
+    memory = says.on_device(100, 1_000, 1_900)
+    assert device_bytes(replace(memory, device_own_loaded=se.Reading(bytes=135))) == 135
+    unattributed = se.Reading(unavailable="NVML tells no memory per process here")
+    assert device_bytes(replace(memory, device_own_loaded=unattributed)) == 900
+
+
 def test_a_candidate_whose_probe_measured_no_device_falls_back_to_the_estimate(story: Story) -> None:
     story.devices = [reading()]
     work_id = story.probe(CUDA)
