@@ -28,6 +28,8 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[float, float]]] = {
     "child hangs": (("host",), (2.0, 10.0)),
     "loads fail": (("host",), (2.0, 15.0)),
     "loads are slow": (("host",), (5.0, 20.0)),  # longer than a lease, or than JetStream waits for an ack
+    "foreign memory": (("host",), (1.0, 20.0)),  # another process takes of the device, and gives it back
+    "driver fails": (("host",), (1.0, 10.0)),  # the device cannot be measured
     "clock jump": (("clock",), (0.0, 0.0)),
     "second worker": (("worker",), (0.0, 0.0)),  # started while the first still runs
     "worker leaves": (("worker",), (0.0, 0.0)),  # stopped in good order

@@ -16,6 +16,7 @@ from tests.simulation.storage import Disk
 from tests.simulation.watch import Watch
 
 Undo = Callable[[], object]
+QUIET_S = 20.0  # after the last fault: two terms of a session, a lease, and an ack wait later
 JUMPS_MS = (-3_600_000, -5_000, 5_000, 3_600_000)
 
 
@@ -27,6 +28,10 @@ class Injector:
     ) -> None:
         self._loop, self._bus, self._network, self._disk = loop, bus, network, disk
         self._host, self._plane, self._rng = host, plane, rng
+        self._over_s = loop.time()  # when the last fault is undone
+
+    def is_quiet(self) -> bool:
+        return self._loop.time() - self._over_s > QUIET_S
 
     async def run(self, faults: Sequence[Fault], watch: Watch) -> None:
         """Do each at its time, and undo it when it has lasted."""
@@ -35,6 +40,7 @@ class Injector:
             await asyncio.sleep(max(begun + fault.at_s - self._loop.time(), 0))
             watch.coverage[f"fault {fault.kind}"] += 1
             watch.fault_or_event(f"FAULT {fault}")
+            self._over_s = max(self._over_s, self._loop.time() + fault.lasts_s)
             undo = self._do(fault)
             if undo is not None:
                 self._loop.call_later(fault.lasts_s, undo)
@@ -89,6 +95,12 @@ class Injector:
         if kind == "child killed":
             host.kill_one()
             return None
+        if kind == "foreign memory":
+            pid = host.device.take_foreign()
+            return lambda: host.device.give_back(pid)
+        if kind == "driver fails":
+            host.device.driver_fails = True
+            return lambda: setattr(host.device, "driver_fails", False)
         name, bad = {
             "child hangs": ("hangs", 0.5),
             "loads fail": ("load_failures", 0.7),
@@ -122,6 +134,7 @@ class Injector:
 
     def mend(self) -> None:
         """Undo everything, now."""
+        self._over_s = self._loop.time()
         self._network.mend()
         self._disk.mend()
         self._host.mend()

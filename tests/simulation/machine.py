@@ -1,7 +1,7 @@
-"""The machine under a simulated worker: model processes, files and memory, in place of the operating system's.
+"""The machine under a simulated worker: model processes, files, memory and a device, in place of the system's.
 
-Everything above it is the production worker: agent, session, leases, dispatcher, outbox, residents, intake and
-the loading steps. What is replaced is listed in SEAMS and nowhere else.
+Everything above it is the production worker: agent, session, leases, dispatcher, outbox, residents, intake, the
+loading steps, and whose memory is whose. What is replaced is listed in `seams` and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,50 +13,64 @@ import random
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 from unittest import mock
 
-from schemas.codes import Code, Refusal
+from msgspec.structs import replace
+
 from schemas.environments import Device, RuntimeEnvironment
-from schemas.evidence import Attempt, Health, OfflineProof, Reading
+from schemas.evidence import Reading
+from tests.simulation.device import SimAccelerator, SimDevice
 from tests.simulation.loop import PROCESS, Process, SimLoop
+from tests.simulation.model_process import WEIGHTS_BYTES, SimModelProcess
+from tests.simulation.scenario import ADAPTERS, Scenario
 from worker import artifacts, clock
+from worker.adapters import registry
 from worker.adapters.contract import Inspection
-from worker.model import frames
-from worker.model.allocator import AllocatorReading
+from worker.model.accelerator import Accelerator, NoAccelerator
 from worker.model.cgroup import HostMemory
-from worker.model.child import Exit
 from worker.model.processes import Identity
 
-ENVIRONMENT = RuntimeEnvironment(
-    python="3.11", platform="simulated", worker="0", packages={}, adapters={"sentence_transformers": "1"},
-    devices=[Device(kind="cpu", index=0, name="simulated")],
-)  # fmt: skip
+ENTRIES = {name: replace(registry.ENTRIES["sentence_transformers"], tasks=(task,)) for name, task in ADAPTERS.items()}
 SIMULATED = Reading(unavailable="simulated")
-NO_ALLOCATOR = AllocatorReading(unavailable="simulated")
-MODEL_BYTES = 100_000_000
+
+
+class OutOfMemory(NamedTuple):
+    """A model process did not get what it needed of the device: of which worker, spawned when, ended when."""
+
+    worker: Process | None
+    spawned_s: float
+    at_s: float
 
 
 class Host:
-    """The process table of the simulated machine, and what goes wrong with model processes."""
+    """The process table of the simulated machine, its device, and what goes wrong with model processes."""
 
-    def __init__(self, loop: SimLoop, rng: random.Random) -> None:
-        self.loop, self.rng = loop, rng
+    def __init__(self, loop: SimLoop, rng: random.Random, scenario: Scenario) -> None:
+        self.loop, self.rng, self.scenario = loop, rng, scenario
+        self.device = SimDevice(loop, rng, scenario)
         self.alive: dict[int, SimModelProcess] = {}
         self.pids = itertools.count(1_000)
+        self.short: list[OutOfMemory] = []
         self._ended_s: dict[int, float] = {}
         self.mend()
 
     def mend(self) -> None:
         self.hangs = self.load_failures = self.slow_loads = 0.0
+        self.device.mend()
 
     def gone(self, pid: int) -> None:
         """This model process has ended, in whichever way."""
         if self.alive.pop(pid, None) is not None:
             self._ended_s[pid] = self.loop.time()
+            self.device.give_back(pid)
 
     def ended_at_s(self, pid: int) -> float | None:
         return self._ended_s.get(pid)
+
+    def out_of_memory(self, process: SimModelProcess) -> None:
+        self.short.append(OutOfMemory(process.parent, process.spawned_s, self.loop.time()))
 
     def spawned_by(self, parent: Process | None) -> None:
         """A worker's death takes its model processes with it, as PR_SET_PDEATHSIG does."""
@@ -67,6 +81,10 @@ class Host:
         for child in [c for c in self.alive.values() if c.parent is parent]:
             self.gone(child.identity.pid)
 
+    def children(self) -> set[int]:
+        """Of the process that asks."""
+        return {pid for pid, child in self.alive.items() if child.parent is PROCESS.get()}
+
     def kill_one(self) -> bool:
         """SIGKILL to some model process from outside, as the kernel does when memory is short."""
         if not self.alive:
@@ -74,68 +92,28 @@ class Host:
         self.rng.choice(list(self.alive.values())).end(-9)
         return True
 
+    def environment(self) -> RuntimeEnvironment:
+        devices = [Device(kind="cpu", index=0, name="simulated")]
+        if self.scenario.device == "cuda":
+            devices.append(Device("cuda", 0, "simulated", self.scenario.device_bytes))
+        return RuntimeEnvironment(
+            python="3.11", platform="simulated", worker="0", packages={}, adapters=dict.fromkeys(ADAPTERS, "1"),
+            devices=devices,
+        )  # fmt: skip
 
-class SimModelProcess:
-    """As worker.model.child.ModelProcess."""
+    def accelerator(self, environment: RuntimeEnvironment) -> Accelerator:
+        has_device = any(device.kind == "cuda" for device in environment.devices)
+        return SimAccelerator(self.device) if has_device else NoAccelerator()
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self.parent = PROCESS.get()
-        self.identity = Identity(next(host.pids), 0)
-        self.scratch = Path("/nowhere")
-        self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
-        self._asked = False
-        host.alive[self.identity.pid] = self
 
-    async def ask(self, request: frames.Request, timeout_ms: float) -> frames.Answer:
-        rng = self.host.rng
-        hangs = rng.random() < self.host.hangs
-        async with asyncio.timeout(timeout_ms / 1_000):
-            if hangs:
-                await asyncio.shield(self.exited)
-            else:
-                took_s = rng.uniform(0.3, 3.0) if isinstance(request, frames.Start) else rng.uniform(0.001, 0.05)
-                await asyncio.wait([self.exited], timeout=took_s)
-        if self.exited.done():
-            ended = self.exited.result()
-            raise Refusal(ended.code, ended.message)
-        return self._answer(request)
+class SimAdapter:
+    """The part of an adapter that the parent uses. These files suit every one."""
 
-    def _answer(self, request: frames.Request) -> frames.Answer:
-        if isinstance(request, frames.Confine):
-            return frames.Confined(OfflineProof(["simulated"], [], [Attempt("connect", True, "refused")], True))
-        if isinstance(request, frames.Prepare):
-            return frames.Prepared({}, NO_ALLOCATOR)
-        if isinstance(request, frames.Start):
-            if self.host.rng.random() < self.host.load_failures:
-                self.end(1)
-                raise Refusal(Code.LOAD_FAILED, "simulated: the runtime refused the files")
-            return frames.Facts(3, 256, 1_000)
-        if isinstance(request, frames.CheckHealth):
-            return frames.HealthSeen(Health(True, True, True, True, 1.0, "ab" * 32, 3), NO_ALLOCATOR)
-        if isinstance(request, frames.Unload):
-            self.host.loop.call_later(0.02, self.end, 0)
-            return frames.UnloadedModel(NO_ALLOCATOR, NO_ALLOCATOR)
-        rows = [frames.Rows(b"\0" * 12 * len(one.texts), len(one.texts), 3, [1] * len(one.texts),
-                            [False] * len(one.texts), 1.0) for one in request.batch]  # fmt: skip
-        return frames.Batch(list(rows))
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    def end(self, exit_code: int) -> None:
-        self.host.gone(self.identity.pid)
-        if not self.exited.done():
-            self.exited.set_result(Exit(exit_code, self._asked))
-
-    def expect_exit(self) -> None:
-        self._asked = True
-
-    async def wait_exit(self, timeout_ms: float) -> Exit:
-        async with asyncio.timeout(timeout_ms / 1_000):
-            return await asyncio.shield(self.exited)
-
-    async def kill(self) -> Exit:
-        self.expect_exit()
-        self.end(-9)
-        return await asyncio.shield(self.exited)
+    def inspect_support(self, folder: Path, files: Any, task: str) -> Inspection:
+        return Inspection(architecture="Simulated", weights_bytes=WEIGHTS_BYTES)
 
 
 class _Sampler:
@@ -143,10 +121,10 @@ class _Sampler:
         """Nothing to sample."""
 
     def sample(self) -> Reading:
-        return Reading(bytes=MODEL_BYTES)
+        return Reading(bytes=WEIGHTS_BYTES)
 
     async def close(self) -> Reading:
-        return Reading(bytes=MODEL_BYTES)
+        return Reading(bytes=WEIGHTS_BYTES)
 
 
 class _Decoys:
@@ -171,9 +149,8 @@ class _Launcher:
         """Nothing was opened."""
 
 
-@contextlib.contextmanager
-def on_machine(host: Host) -> Iterator[None]:
-    """Run the worker on this host. SEAMS: every name of the worker that the simulation replaces."""
+def seams(host: Host) -> dict[str, Any]:
+    """Every name of the worker that the simulation replaces."""
 
     async def spawn(launcher: Any, profile: Any) -> SimModelProcess:
         host.spawned_by(PROCESS.get())
@@ -181,37 +158,52 @@ def on_machine(host: Host) -> Iterator[None]:
         return SimModelProcess(host)
 
     def process_bytes(identity: Identity) -> Reading:
-        return Reading(bytes=MODEL_BYTES if identity.pid in host.alive else 0)
+        return Reading(bytes=WEIGHTS_BYTES if identity.pid in host.alive else 0)
 
     def verify(root: str, location: str, artifact_id: str, files: Any, cancel: Any, bound: Any = None) -> Any:
         return artifacts.Checked(len(files), sum(entry.size for entry in files), 1.0)
 
-    def inspect(adapter: str, task: str, folder: Path, files: Any) -> Inspection:
-        return Inspection(architecture="Simulated")
+    def missing_packages(adapter: str) -> list[str]:
+        return ["a-package-of-it"] if adapter in host.scenario.missing else []
 
     def uuid4() -> uuid.UUID:
         return uuid.UUID(int=host.rng.getrandbits(128), version=4)
 
-    seams = {
+    return {
+        # processes and their memory
         "worker.model.loading.ModelProcess.spawn": spawn,
         "worker.model.loading.PeakSampler": _Sampler,
         "worker.model.load_memory.process_bytes": process_bytes,
         "worker.model.load_memory.read_host_memory": lambda: HostMemory(SIMULATED, SIMULATED),
+        "worker.model.load_memory.child_pids": host.children,
+        "worker.model.load_memory.time": SimpleNamespace(perf_counter=host.loop.time),
         "worker.serving.residents.process_bytes": process_bytes,
+        "worker.agent.sweep": lambda folder: 0,
+        # the device, and whose pids the driver knows
+        "worker.session.accelerator_of": host.accelerator,
+        "worker.model.device_watch.child_pids": host.children,
+        "worker.model.device_watch.is_contained": lambda: host.scenario.contained,
+        "worker.model.attribution._is_here": lambda pid: pid in host.alive,
+        # files, adapters and what is installed
         "worker.duty.work.artifacts.verify": verify,
         "worker.duty.work.artifacts.folder_path": lambda root, location: f"/nowhere/{location}",
-        "worker.duty.work.registry.inspect": inspect,
-        "worker.agent.sweep": lambda folder: 0,
+        "worker.adapters.registry.ENTRIES": ENTRIES,
+        "worker.adapters.registry.missing_packages": missing_packages,
+        "worker.adapters.registry.adapter_of": SimAdapter,
+        "worker.agent.runtime_environment": host.environment,
         "worker.agent.Decoys": _Decoys,
         "worker.agent.Launcher": _Launcher,
-        "worker.agent.capabilities": lambda: {"sentence_transformers": ["embedding"]},
-        "worker.agent.runtime_environment": lambda: ENVIRONMENT,
         "uuid.uuid4": uuid4,
     }
+
+
+@contextlib.contextmanager
+def on_machine(host: Host) -> Iterator[None]:
+    """Run the worker on this host."""
     before = clock.count_by(host.loop.time)
     try:
         with contextlib.ExitStack() as stack:
-            for name, replacement in seams.items():
+            for name, replacement in seams(host).items():
                 stack.enter_context(mock.patch(name, replacement))
             yield
     finally:

@@ -16,7 +16,7 @@ from services.projector.projector import Projector
 from services.relay.relay import Relay
 from tests.simulation.bus import SimBus, SimClient
 from tests.simulation.checkers import Violation
-from tests.simulation.checkers.orphans import Active
+from tests.simulation.checkers.truth import Active
 from tests.simulation.loop import PROCESS, Process, SimLoop
 from tests.simulation.storage import Disk, SimLog, SimStore
 from tests.simulation.watch import Watch

@@ -19,7 +19,6 @@ from tests.simulation.asking import Asker
 from tests.simulation.bus import SimBus
 from tests.simulation.canceller import Canceller
 from tests.simulation.checkers import Violation
-from tests.simulation.checkers.owners import Truth
 from tests.simulation.checkers.suite import make_suite
 from tests.simulation.faults import Fault, draw
 from tests.simulation.injection import Injector
@@ -29,6 +28,7 @@ from tests.simulation.network import SimNetwork
 from tests.simulation.plane import Plane
 from tests.simulation.scenario import draw_scenario
 from tests.simulation.storage import Disk
+from tests.simulation.truth import StoryTruth
 from tests.simulation.user import User
 from tests.simulation.watch import Watch
 
@@ -47,19 +47,18 @@ class Story:
         rng = random.Random(seed * 2 + 1)
         self._network = SimNetwork(self.loop, rng, self.coverage)
         self._bus = SimBus(self.loop, self._network)
-        self.host = Host(self.loop, rng)
+        self.host = Host(self.loop, rng, self.scenario)
         self.disk = Disk(self.loop, self._network, rng)
-        terms = self.scenario.terms
-        truth = Truth(self.loop.time, lambda: self._plane.sessions(), self.host.ended_at_s)
-        suite = make_suite(
-            truth, lambda: self._plane.active(), lambda: self._plane.memory(), terms.session_ms, terms.leader_ms
-        )
-        self.watch = Watch(self.loop, suite, self.coverage)
-        self._plane = Plane(self.loop, self._bus, self.disk, self.watch, rng, terms)
+        truth = StoryTruth(self.loop, self.host)
+        self.watch = Watch(self.loop, make_suite(truth, self.scenario.terms), self.coverage)
+        self._plane = Plane(self.loop, self._bus, self.disk, self.watch, rng, self.scenario.terms)
         self._injector = Injector(self.loop, self._bus, self._network, self.disk, self.host, self._plane, rng)
+        truth.plane, truth.injector = self._plane, self._injector
         self.disk.on_append, self.disk.on_write = self.watch.appended, self.watch.written
         self._bus.on_store, self._bus.on_redelivery = self.watch.stored, self.watch.redelivered
-        self._user = User(Asker("user", self._plane.client(Process("user")), rng), self.watch, self.disk, rng)
+        self._user = User(
+            Asker("user", self._plane.client(Process("user")), rng), self.watch, self.disk, rng, self.scenario
+        )
         self._canceller = Canceller(Asker("second", self._plane.client(Process("second")), rng), self.watch, rng)
 
     def run(self) -> collections.Counter[str]:

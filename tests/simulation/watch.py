@@ -76,8 +76,10 @@ class Watch:
         """Somebody who sent `body` by request has the answer."""
         if subject.startswith(f"{subjects.RPC}."):
             reply = self.ask(self.suite.outcomes.heard, body, data)
+            name = ".".join(subject[len(subjects.RPC) + 1 :].split(".")[:2])
+            if isinstance(reply, Reply):
+                self.ask(self.suite.advertised.heard, name, body, reply)
             if isinstance(reply, Reply) and reply.code is not None:
-                name = ".".join(subject[len(subjects.RPC) + 1 :].split(".")[:2])
                 self.coverage[f"refused {name}: {reply.code}"] += 1
         self.tick()
 

@@ -8,7 +8,7 @@ audit of the whole log finds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domain.audit import Auditor
@@ -21,13 +21,12 @@ from schemas.events import decode_event
 from services.control.intake import signature_valid
 from services.eventlog.port import LogRow
 from tests.simulation.checkers import Checker, Violation
+from tests.simulation.checkers.truth import Truth
 
 
 class Agreement(Checker):
-    """`memory` gives the folded states of the active writer, None where there is none."""
-
-    def __init__(self, memory: Callable[[], Mapping[str, State | None] | None]) -> None:
-        self._memory = memory
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
         self.rows: list[LogRow] = []
         self.events: list[ev.Event] = []
         self._fresh: list[str] = []  # streams of the last transaction
@@ -48,7 +47,7 @@ class Agreement(Checker):
 
     def step(self) -> None:
         fresh, self._fresh = self._fresh, []
-        memory = self._memory() if fresh else None
+        memory = self._truth.memory() if fresh else None
         for stream in fresh if memory is not None else ():
             if memory is not None and memory.get(stream) != self._folded[stream]:
                 raise Violation(f"{stream} in the writer's memory is not the fold of the log")

@@ -13,7 +13,6 @@ that was later. Where there is none, nothing can end, and nothing is granted eit
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from schemas import events as ev
@@ -22,17 +21,11 @@ from services.control.serve import TICK_S
 from services.eventlog.port import LogRow
 from tests.simulation.checkers import Checker, Violation
 from tests.simulation.checkers.leases import Leases
+from tests.simulation.checkers.truth import Truth
 
 COMMIT_MS_MAX = 1_000  # in simulation: a look at a log that is away takes 500 ms, and one may be under way
 HOLDING = ("loading", "resident", "draining", "unloading")
 REPEATABLE = ("verify", "assess", "probe", "load")
-
-
-class Active(NamedTuple):
-    """The active control plane: who it is, and its clock now."""
-
-    epoch: int
-    now_ms: int
 
 
 class Held(NamedTuple):
@@ -47,11 +40,9 @@ def bound_ms(leader_ms: int) -> int:
 
 
 class Orphans(Checker):
-    """`active` gives the active control plane, None while there is none or it cannot reach the log."""
-
-    def __init__(self, leases: Leases, active: Callable[[], Active | None], leader_ms: int) -> None:
+    def __init__(self, leases: Leases, truth: Truth, leader_ms: int) -> None:
         self._leases = leases
-        self._active = active
+        self._truth = truth
         self._bound_ms = bound_ms(leader_ms)
         self._epoch = -1
         self._since_ms = 0
@@ -82,7 +73,7 @@ class Orphans(Checker):
             self._may_be_open(work_id, kind)
         for (deployment_id, node_id), held in self._held.items():
             self._may_be_held(deployment_id, node_id, held)
-        active = self._active()
+        active = self._truth.active()
         if active is None:
             self._epoch = -1
         elif active.epoch != self._epoch:

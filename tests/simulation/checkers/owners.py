@@ -8,26 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
-
 from schemas import events as ev
 from schemas.codes import Code
 from schemas.live import LiveAnswer
 from services.client.live import Holding
 from services.eventlog.port import LogRow
 from tests.simulation.checkers import Checker, Violation
-
-
-class Truth(NamedTuple):
-    """Of the machines. `sessions` gives (node, live Session object) of every worker process that was not killed.
-
-    `ended_at_s` is when the model process with this pid ended, None while it lives.
-    """
-
-    now_s: Callable[[], float]
-    sessions: Callable[[], Iterable[tuple[str, Any]]]
-    ended_at_s: Callable[[int], float | None]
+from tests.simulation.checkers.truth import Truth
 
 
 class Owners(Checker):
