@@ -20,7 +20,7 @@ from asyncio import StreamReader, StreamWriter
 from pathlib import Path
 from typing import cast
 
-from worker.sandbox.escape import Targets
+from worker.sandbox.escape import NOT_A_PROGRAM, Targets
 
 ANSWER = "192.0.2.1"  # an address of nobody, kept for documentation
 READY_SECONDS_MAX = 10.0
@@ -112,7 +112,7 @@ def _fill(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     (folder / "file").write_bytes(secrets.token_bytes(32))
-    (folder / "not-a-program").write_bytes(b"\x00 no program\n")
+    (folder / "not-a-program").write_bytes(NOT_A_PROGRAM)
     os.chmod(folder / "not-a-program", 0o700)
 
 

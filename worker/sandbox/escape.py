@@ -19,6 +19,7 @@ from worker.sandbox.paths import Policy
 
 ENTRIES_MAX = 64  # of the artifact folder that are looked at for a file to try on
 
+NOT_A_PROGRAM = b"\x00 no program\n"
 REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.ENETUNREACH, errno.EXDEV, errno.EFBIG})
 
 
@@ -47,6 +48,7 @@ class Ground(Struct, frozen=True):
     scratch: str
     artifact_file: str  # a file of the artifact; empty where none was found
     link: str  # a symbolic link in the scratch folder to the file outside
+    brought: str  # in the scratch folder, may be executed, and is nothing the kernel can run
     descriptor: int  # the file outside, open since before
 
 
@@ -88,14 +90,25 @@ def laid_out(policy: Policy, targets: Targets) -> Iterator[Ground]:
     """What attempts need that has to be made before the process is confined."""
     link = os.path.join(policy.scratch, f"outside-{os.getpid()}")
     os.symlink(targets.outside_file, link)
+    brought = _bring(policy.scratch)
     descriptor = os.open(targets.outside_file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield Ground(targets, policy.scratch, _a_file_of(policy.folder), link, descriptor)
+        yield Ground(targets, policy.scratch, _a_file_of(policy.folder), link, brought, descriptor)
     finally:
         with contextlib.suppress(OSError):  # it was closed by a layer
             os.close(descriptor)
-        with contextlib.suppress(OSError):
-            os.unlink(link)
+        for path in (link, brought):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def _bring(scratch: str) -> str:
+    """What a process could write there itself, and make a program of."""
+    path = os.path.join(scratch, f"brought-{os.getpid()}")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
+    os.write(descriptor, NOT_A_PROGRAM)
+    os.close(descriptor)
+    return path
 
 
 def _a_file_of(folder: str) -> str:

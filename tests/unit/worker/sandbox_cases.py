@@ -67,6 +67,7 @@ class Seen(Struct, frozen=True):
     weights: str
     scratch_written: bool
     thread_ran: bool
+    readable_program_ran: bool
     memory_read_by_another: bool
 
 
@@ -139,6 +140,7 @@ def run(case: Case, work: Work, link: int) -> Seen:
         weights=Path(work.folder, "weights").read_text(),
         scratch_written=(scratch / "mine").read_text() == "own",
         thread_ran=ran == [True],
+        readable_program_ran=_runs(_program_that_may_be_read()),
         memory_read_by_another=read_by_another,
     )
 
@@ -161,6 +163,26 @@ def another() -> int:
         os._exit(0)
     there.close()
     return here.detach()
+
+
+def _program_that_may_be_read() -> str:
+    """The loader of shared libraries is one, and lies among them."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rpartition(" ")[2]
+        if Path(path).name.startswith("ld-"):
+            return path
+    raise LookupError("no loader")
+
+
+def _runs(program: str) -> bool:
+    Path(program).open("rb").close()
+    quiet = [(os.POSIX_SPAWN_OPEN, handle, "/dev/null", os.O_WRONLY, 0) for handle in (1, 2)]
+    try:
+        pid = os.posix_spawn(program, [program, "--version"], {}, file_actions=quiet)
+    except PermissionError:
+        return False
+    os.waitpid(pid, 0)
+    return True
 
 
 def _parent_death_signal() -> int:

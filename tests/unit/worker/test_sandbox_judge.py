@@ -16,7 +16,7 @@ REFUSED = Outcome(got_through=False, refused=True, detail="EPERM")
 ODD = Outcome(got_through=False, refused=False, detail="ETIMEDOUT")
 NOTHING = Applied([], [])
 TARGETS = Targets(1, 2, "", 0, "/s", "\0s", "/f", "/f/f", "/f/n", "/bin/true", 1, 0, 0)
-GROUND = Ground(TARGETS, "/scratch", "", "/scratch/link", 3)
+GROUND = Ground(TARGETS, "/scratch", "", "/scratch/link", "/scratch/brought", 3)
 
 
 def trial(*, needed: bool) -> Trial:

@@ -119,6 +119,11 @@ def test_memory_is_hidden_from_others_by_one_layer(seen: dict[tuple[str, ...], S
     assert seen[but("seccomp")].dumpable == 0
 
 
+def test_what_may_be_read_may_not_be_run(seen: dict[tuple[str, ...], Seen]) -> None:
+    for layers, one in seen.items():
+        assert one.readable_program_ran == (not {"landlock_files", "seccomp"} & set(layers)), layers
+
+
 def test_each_layer_is_stopping_something() -> None:
     stopping = {layer for trial in TRIALS for enough in trial.stopped_by for layer in enough}
     assert stopping == set(LAYERS) - {"not_dumpable"}

@@ -59,6 +59,12 @@ TRIALS: tuple[Trial, ...] = (
     Trial("run_program", processes.run_program, _alone("landlock_files", "seccomp")),
     Trial("make_process", processes.make_process, _alone("seccomp")),
     Trial("replace_itself", processes.replace_itself, _alone("landlock_files", "seccomp"), needed=False),
+    Trial(
+        "replace_itself_from_scratch",
+        processes.replace_itself_from_scratch,
+        _alone("landlock_files", "seccomp"),
+        needed=False,
+    ),
     Trial("replace_itself_from_memory", processes.replace_itself_from_memory, _alone("seccomp"), needed=False),
     Trial("signal_process", processes.signal_process, _alone("landlock_scopes", "seccomp")),
     Trial("read_process", processes.read_process, _INTO_ANOTHER, needed=False),

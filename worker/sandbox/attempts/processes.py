@@ -8,14 +8,13 @@ import os
 import signal
 
 from worker.sandbox import kernel
-from worker.sandbox.escape import Ground
+from worker.sandbox.escape import NOT_A_PROGRAM, Ground
 
 _PTRACE_DETACH = 17
 _PTRACE_SEIZE = 0x4206
 _PTRACE_INTERRUPT = 0x4207
 _WALL = 0x4000_0000
 _CLONE_FS = 0x200
-_NOT_A_PROGRAM = b"\x00 no program\n"
 
 
 def run_program(ground: Ground) -> str:
@@ -38,11 +37,16 @@ def replace_itself(ground: Ground) -> str:
     return _execute(ground.targets.not_a_program)
 
 
+def replace_itself_from_scratch(ground: Ground) -> str:
+    """A program that it brought itself."""
+    return _execute(ground.brought)
+
+
 def replace_itself_from_memory(_: Ground) -> str:
     """A program that was never a file."""
     descriptor = os.memfd_create("program")
     try:
-        os.write(descriptor, _NOT_A_PROGRAM)
+        os.write(descriptor, NOT_A_PROGRAM)
         return _execute(descriptor)
     finally:
         os.close(descriptor)
