@@ -27,8 +27,9 @@ from services.control.folded import Folded
 from services.control.intake import Intake
 from services.control.leadership import Leadership, become_leader
 from services.control.offers import Announcer
+from services.control.own_commands import OwnCommands
 from services.control.sessions import Sessions
-from services.control.writer import Submission, Writer
+from services.control.writer import Writer
 from services.eventlog.port import EventLog
 from services.settings import DEVICE_RESERVE_BYTES_DEFAULT
 from worker.cancellation import end_tasks
@@ -72,6 +73,7 @@ class ControlPlane:
             await end_tasks([renewing])
         fleet = self.folded.world.fleet
         self.writer = Writer(self._log, self.folded, self._clock, self.leadership.epoch, Announcer(self._nc))
+        self._own = OwnCommands(self.writer)
         self.sessions = Sessions(fleet, self._terms, self._clock, self._ids)
         self.intake = Intake(self.writer, self.sessions, fleet, self._clock, self.leadership.holds)
         # A queue group of its own: a predecessor that stands still (stopped, say) must not be handed requests.
@@ -114,7 +116,7 @@ class ControlPlane:
                     asked = await self._nc.request(subjects.live_subject(node.node_id), b"", timeout=LIVE_TIMEOUT_S)
                     command = self.sessions.compare(msgspec.json.decode(asked.data, type=LiveAnswer))
                     if command is not None and self.leadership.holds():
-                        await self.writer.submit(Submission(command, _unheard, receipt=False))
+                        await self._own.submit(command)
             await asyncio.sleep(COMPARE_S)
 
     async def _tick(self) -> None:
@@ -122,9 +124,5 @@ class ControlPlane:
             self.intake.invalid.tell()
             if self.leadership.holds():
                 for command in self.sessions.due():
-                    await self.writer.submit(Submission(command, _unheard, receipt=False))
+                    await self._own.submit(command)
             await asyncio.sleep(TICK_S)
-
-
-async def _unheard(reply: object) -> None:
-    """The outcome of the control plane's own commands; what they changed is in the log."""
