@@ -61,6 +61,10 @@ class GenerateRequest(Invocation, frozen=True, tag="generate"):
 
     What is None takes the profile's value. `temperature` 0 is greedy. Generation ends before the first of the `stop`
     texts; the text returned does not hold it. With `stream`, `TextChunk`s come before the answer.
+
+    A prompt that leaves no room for a token is refused, never cut. So is a `new_tokens_max` over the profile's, or over
+    the room that the prompt leaves; where it is None, the text ends at that room with `length`. Without a `seed` one is
+    made up, and told.
     """
 
     prompt: str | None = None
@@ -81,9 +85,14 @@ class TextChunk(Struct, frozen=True, tag="text_chunk", forbid_unknown_fields=Tru
 
 
 class Generated(Struct, frozen=True, tag="generated", forbid_unknown_fields=True):
-    """The whole text. `stop` is the model's own end or a stop text, `length` a bound, `cancelled` a cancel."""
+    """The whole text. `stop` is the model's own end or a stop text, `length` a bound, `cancelled` a cancel.
+
+    `output_tokens` are those the model gave, its end token and the tokens of a stop text among them. `seed` is the one
+    that was used; a greedy text has none.
+    """
 
     text: str
     finish_reason: FinishReason
     input_tokens: int
     output_tokens: int
+    seed: Seed | None = None
