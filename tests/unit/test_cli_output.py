@@ -334,7 +334,20 @@ def test_what_a_probe_found_is_shown_whole() -> None:
     assert shown["offline"] == "NOT PROVEN: 1 of 2 attempts refused"
     assert shown["got through"] == "read /etc/passwd: read 900 bytes"
     assert shown["layers missing"] == "seccomp"
+    assert "not tried" not in shown
     assert shown["reclaimed"] == "2.0 MiB (complete)"
+
+
+def test_an_attempt_that_could_not_be_tried_is_neither_refused_nor_through() -> None:
+    attempts = [
+        {"action": "connect", "refused": True, "detail": "EACCES", "outside": "connected", "tried": True},
+        {"action": "keyring", "refused": False, "detail": "could not be tried, outside: EPERM", "tried": False},
+    ]
+    offline = {"applied": ["landlock"], "missing": [], "attempts": attempts, "proven": True}
+    shown = dict(evidence.statement({"offline": offline}))
+    assert shown["offline"] == "proven: 1 of 1 attempts refused, 1 could not be tried"
+    assert shown["not tried"] == "keyring: could not be tried, outside: EPERM"
+    assert "got through" not in shown
 
 
 def test_memory_is_shown_by_instrument_and_one_reason_once() -> None:

@@ -22,6 +22,7 @@ from services.cli.context import run_alone
 from services.cli.demo.journey import Journey, Step
 from services.cli.exits import OK
 from services.cli.look.audit import dsn_of
+from services.cli.screen.evidence import refusals
 from services.cli.screen.formats import size, span
 from services.cli.screen.terminal import Terminal
 from services.client import Client
@@ -127,9 +128,8 @@ def summary(steps: list[Step]) -> list[tuple[str, object]]:
     probe, load, invoke = (measured.get(name, {}) for name in ("probe run", "load", "invoke"))
     if probe:
         offline = probe["offline"]
-        refused = sum(1 for attempt in offline["attempts"] if attempt["refused"])
         shown.append(("offline layers", ", ".join(offline["applied"])))
-        shown.append(("attempts refused", f"{refused} of {len(offline['attempts'])}"))
+        shown.append(("breaking out", refusals(offline)))
     if load:
         shown.append(("load", f"{span(load['load_ms'])}, process memory {size(load['process_bytes'])}"))
     if invoke:

@@ -24,6 +24,7 @@ from services.cli.demo.reference import cosine, vectors_of
 from services.cli.invoke import embedding
 from services.cli.look import audit, ps
 from services.cli.prove import artifact, assess, candidate, probe, profile
+from services.cli.screen.evidence import refusals
 from services.cli.screen.formats import reading, short, size, span
 from services.cli.screen.terminal import Terminal
 from services.cli.serve import deployment
@@ -279,9 +280,8 @@ def probe_words(work: WorkRow) -> str:
     """What a probe proved, with its figures."""
     result = work.result
     offline, memory = result["offline"], result["memory"]
-    refused = sum(1 for attempt in offline["attempts"] if attempt["refused"])
     return (
         f"loaded in {span(result['load_ms'])}, {reading(memory['process_loaded'])}; offline by "
-        f"{', '.join(offline['applied'])}: {refused} of {len(offline['attempts'])} attempts refused; "
+        f"{', '.join(offline['applied'])}: {refusals(offline)}; "
         f"{reading(memory['reclaimed'])} came back"
     )

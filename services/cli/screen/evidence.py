@@ -141,15 +141,24 @@ def _reclaimed(memory: Mapping[str, Any]) -> str:
     return f"{told} (NOT complete: {reason})" if reason else f"{told} (NOT complete)"
 
 
+def refusals(offline: Mapping[str, Any]) -> str:
+    """How many attempts at breaking out were refused, of those that could be tried at all."""
+    attempts = offline.get("attempts") or []
+    tried = [each for each in attempts if each.get("tried", True)]
+    refused = sum(1 for each in tried if each.get("refused"))
+    told = f"{refused} of {len(tried)} attempts refused"
+    return told if len(tried) == len(attempts) else f"{told}, {len(attempts) - len(tried)} could not be tried"
+
+
 def _offline(offline: Mapping[str, Any]) -> Facts:
     attempts = offline.get("attempts") or []
-    refused = sum(1 for each in attempts if each.get("refused"))
     word = "proven" if offline.get("proven") else "NOT PROVEN"
-    shown: Facts = [("offline", f"{word}: {refused} of {len(attempts)} attempts refused")]
+    shown: Facts = [("offline", f"{word}: {refusals(offline)}")]
     shown.append(("layers", ", ".join(offline.get("applied") or []) or "none"))
     if offline.get("missing"):
         shown.append(("layers missing", ", ".join(offline["missing"])))
-    shown += [
-        ("got through", f"{each.get('action')}: {each.get('detail')}") for each in attempts if not each.get("refused")
-    ]
+    for each in attempts:
+        if not each.get("refused"):
+            label = "got through" if each.get("tried", True) else "not tried"
+            shown.append((label, f"{each.get('action')}: {each.get('detail')}"))
     return shown
