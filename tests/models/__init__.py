@@ -10,7 +10,7 @@ import importlib
 
 from tests.models.model import Model
 
-MODULES = ("minilm", "cross_encoder", "whisper", "speech", "trocr")
+MODULES = ("minilm", "cross_encoder", "generation", "whisper", "speech", "trocr", "siglip2")
 
 
 def every_model() -> list[Model]:

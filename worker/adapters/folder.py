@@ -10,6 +10,7 @@ safetensors. What one adapter expects of a model (its type, its modules, its pro
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -25,7 +26,10 @@ from worker.adapters.folder_rules import pickle_reasons, remote_code_reasons
 from worker.adapters.safetensors_header import MalformedHeader, read_header
 
 JSON_BYTES_MAX = 8 * 1024 * 1024
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spiece.model")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
+SENTENCEPIECE_PACKAGES = ("sentencepiece", "protobuf")
+_PACKAGES = {"gemma3_text": "gemma3"}  # of the library, where it is not named as the model type
 
 
 class ModelFolder:
@@ -86,9 +90,18 @@ class ModelFolder:
         return model_type
 
     def check_tokenizer(self, prefix: str = "") -> None:
-        if not any(f"{prefix}{name}" in self.paths for name in TOKENIZER_FILES):
+        found = [name for name in TOKENIZER_FILES if f"{prefix}{name}" in self.paths]
+        if not found:
             where = f" in `{prefix}`" if prefix else ""
             self.refuse(f"there is no tokenizer{where}; one of {', '.join(TOKENIZER_FILES)} is needed")
+        elif set(found) <= set(SENTENCEPIECE_FILES):
+            self.check_packages(f"the tokenizer `{prefix}{found[0]}`", SENTENCEPIECE_PACKAGES)
+
+    def check_packages(self, what: str, names: Collection[str]) -> None:
+        """What only some models of an adapter need."""
+        missing = missing_distributions(names)
+        if missing:
+            self.refuse(f"{what} needs packages that are not installed: {', '.join(missing)}")
 
     def check_weights(self, prefix: str = "", name: str = "model.safetensors") -> None:
         """The file `prefix + name`, or the shards its index names, whole by their headers; adds up the facts."""
@@ -138,4 +151,16 @@ def transformers_has(model_type: str) -> bool:
     spec = importlib.util.find_spec("transformers")
     if spec is None or spec.origin is None:
         return False
-    return (Path(spec.origin).parent / "models" / model_type.replace("-", "_")).is_dir()
+    package = _PACKAGES.get(model_type, model_type.replace("-", "_"))
+    return (Path(spec.origin).parent / "models" / package).is_dir()
+
+
+def missing_distributions(names: Iterable[str]) -> list[str]:
+    """Those that are not installed here."""
+    missing = []
+    for name in names:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    return missing

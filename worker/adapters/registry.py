@@ -7,7 +7,6 @@ path, so that looking at the table imports no adapter, and no adapter's module i
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from pathlib import Path
 
 from msgspec import Struct
@@ -16,6 +15,7 @@ from schemas.artifacts import FileEntry
 from schemas.codes import Code
 from schemas.evidence import Reason
 from worker.adapters.contract import Inspection, RuntimeAdapter
+from worker.adapters.folder import missing_distributions
 
 
 class Entry(Struct, frozen=True):
@@ -78,6 +78,23 @@ ENTRIES: dict[str, Entry] = {
             *("transformers.models.vision_encoder_decoder.modeling_vision_encoder_decoder", "PIL.Image"),
         ),
     ),
+    "transformers_text": Entry(
+        path="worker.adapters.text.generation:TransformersTextAdapter",
+        version="1",
+        tasks=("text_generation",),
+        packages=("torch", "transformers", "safetensors", "jinja2"),
+        imports=("torch", "transformers", "safetensors.torch", "jinja2", "worker.adapters.text.generation"),
+    ),
+    "transformers_siglip2": Entry(
+        path="worker.adapters.image.siglip2:Siglip2Adapter",
+        version="1",
+        tasks=("image_embedding", "zero_shot_image"),
+        packages=("torch", "transformers", "safetensors", "pillow"),
+        imports=(
+            *("torch", "transformers", "transformers.models.siglip.modeling_siglip", "PIL.Image"),
+            "transformers.models.siglip2.modeling_siglip2",
+        ),
+    ),
     "transformers_whisper": Entry(
         path="worker.adapters.audio.whisper:WhisperAdapter",
         version="1",
@@ -109,7 +126,9 @@ def versions() -> dict[str, str]:
 
 def packages() -> list[str]:
     """The distributions whose versions can change an answer, installed or not."""
-    return sorted({"numpy", "tokenizers", *(name for entry in ENTRIES.values() for name in entry.packages)})
+    return sorted(
+        {"numpy", "sentencepiece", "tokenizers", *(name for entry in ENTRIES.values() for name in entry.packages)}
+    )
 
 
 def ready_beforehand() -> tuple[list[str], list[str]]:
@@ -121,13 +140,7 @@ def ready_beforehand() -> tuple[list[str], list[str]]:
 
 def missing_packages(adapter: str) -> list[str]:
     """The distributions this adapter needs that aren't installed here."""
-    missing = []
-    for name in ENTRIES[adapter].packages:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
-    return missing
+    return missing_distributions(ENTRIES[adapter].packages)
 
 
 def capabilities() -> dict[str, list[str]]:
