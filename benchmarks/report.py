@@ -28,7 +28,12 @@ class Goal(NamedTuple):
 
 
 def write(
-    rounds: list[dict[str, Any]], goals: list[Goal], served: dict[str, Any], size: dict[str, Any], postgres: str
+    rounds: list[dict[str, Any]],
+    goals: list[Goal],
+    served: dict[str, Any],
+    loaded: dict[str, Any],
+    size: dict[str, Any],
+    postgres: str,
 ) -> str:
     def figures(*path: str) -> list[float]:
         found = []
@@ -84,6 +89,7 @@ def write(
         f"Invoke ÷ in-process, p50: {served['ratio']:.2f} (rounds in turn: {served['rounds']}, "
         f"{served['threads']} threads).",
         "",
+        *_loads(loaded),
         "## Goals",
         "",
         "| ratio, median of the rounds | measured | goal | |",
@@ -96,6 +102,29 @@ def write(
         "",
     ]
     return "\n".join(lines)
+
+
+def _loads(loaded: dict[str, Any]) -> list[str]:
+    def row(name: str, step: str) -> str:
+        each = [loaded["steps"][way][step] for way in ("fresh", "forked")]
+        return f"| {name} | {' | '.join(f'{one[at]:,.0f}' for one in each for at in ('median', 'worst'))} |"
+
+    return [
+        "## Loading MiniLM, from the order to the first vector, milliseconds",
+        "",
+        f"Median and worst of {loaded['rounds']} loads each, in turn. Sandbox proof and health check are in, hashing",
+        "files is out. The fork server had its imports done: from its start to the first vector of its first load it",
+        f"took {loaded['first_ms']:,.0f} ms.",
+        "",
+        "| | fresh interpreter | worst | copy of the fork server | worst |",
+        "|---|---|---|---|---|",
+        row("start, sandbox and its proof, imports", "prepare_ms"),
+        row("weights", "load_ms"),
+        row("health check", "health_ms"),
+        row("first invocation", "first_ms"),
+        row("all", "total_ms"),
+        "",
+    ]
 
 
 def _settings(size: dict[str, Any], postgres: str) -> list[str]:

@@ -41,6 +41,7 @@ from services.embedded.nats import NatsServer
 from services.embedded.nats_conf import CONTROL
 from tests.integration.fake_control import FakeControl, Item
 from tests.integration.worker_process import WorkerProcess, artifact_id, copy_model, manifest
+from worker.adapters.registry import capabilities
 from worker.model.processes import identify
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -135,7 +136,8 @@ def embedded(answer: object) -> Embedded:
 
 async def test_registration_tells_the_environment(bench: Bench) -> None:
     registration = bench.control.registrations[0]
-    assert registration.capabilities == {"sentence_transformers": ["embedding"]}
+    assert registration.capabilities == capabilities()
+    assert registration.capabilities["sentence_transformers"] == ["embedding"]
     assert registration.environment.packages["torch"]
     assert registration.environment.devices[0].kind == "cpu"
     assert registration.inventory == []
@@ -371,6 +373,21 @@ async def test_a_killed_child_is_lost_and_told(bench: Bench) -> None:
     answer = await bench.control.invoke(deployment_id, EmbedRequest(["x"]))
     assert isinstance(answer, Failure)
     assert answer.code == Code.NOT_RESIDENT
+
+
+async def test_a_resident_serves_on_when_the_fork_server_ends(bench: Bench, resident: str) -> None:
+    if bench.way == "fresh":
+        return  # there is none
+    worker = psutil.Process(bench.worker.process.pid)
+    (server,) = [child for child in worker.children() if child.name() == "tenure-forks"]
+    server.kill()
+    answer = await bench.control.invoke(resident, EmbedRequest(["still here"]))
+    assert isinstance(answer, Answer)
+    deployment_id = await bench.load()  # by the next one: a load that comes while that imports waits for it
+    held = {one.entry.deployment_id: one.child_pid for one in (await bench.control.live()).residents}
+    assert "worker.model.fork_server" in psutil.Process(held[deployment_id]).cmdline()
+    assert server.pid not in [child.pid for child in worker.children()]
+    await bench.unload(deployment_id)
 
 
 async def test_cancel_during_load_leaves_nothing(bench: Bench) -> None:

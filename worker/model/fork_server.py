@@ -251,6 +251,7 @@ def main(arguments: list[str]) -> int:
         return child_main.EXIT_PARENT_GONE
     kernel.name_process("tenure-forks")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody can be waited for
     os.set_inheritable(control_handle, False)
     with socket.socket(fileno=control_handle) as control:
         server = ForkServer(control, worker_pid)

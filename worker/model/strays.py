@@ -25,7 +25,9 @@ _log = structlog.get_logger(__name__)
 
 
 def become_reaper(on: bool = True) -> bool:
-    """Whether it was one before."""
+    """Whether it was one before. Exit codes can be waited for from here on, even if the starter had that ignored."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = kernel.is_child_subreaper()
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, int(on))
     return before
