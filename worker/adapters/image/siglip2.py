@@ -33,8 +33,8 @@ from worker.adapters.image.batches import NOBODY_WAITS, ImageBatches, Item
 from worker.adapters.image.pictures import health_picture, image_settings
 from worker.adapters.image.processor_files import image_processor
 from worker.adapters.image.siglip2_files import inspect_files
-from worker.adapters.image.weights import refuse_made_up
 from worker.adapters.torch_runtime import TorchAdapter
+from worker.adapters.weights import refuse_made_up
 from worker.model.frames import Refused
 
 HEALTH_TEXTS = ["a picture", "the quick brown fox"]

@@ -32,12 +32,12 @@ from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import Generated, GenerateRequest, TextChunk
 from worker.adapters.contract import Inspection, Turn
 from worker.adapters.folder import ModelFolder
-from worker.adapters.image.weights import refuse_made_up
 from worker.adapters.text.decoding import Decoder, Sequence
 from worker.adapters.text.generation_files import GENERATION_CONFIG, end_tokens, inspect_files, positions_of
 from worker.adapters.text.growing_text import GrowingText
 from worker.adapters.text.lengths import device_batches
 from worker.adapters.torch_runtime import TorchAdapter
+from worker.adapters.weights import refuse_made_up
 from worker.model.frames import Refused
 
 HEALTH_PROMPT = "The quick brown fox"
