@@ -21,6 +21,7 @@ from services.clock import Clock
 from services.eventlog.port import EventLog, LogUnavailable, Superseded
 
 RENEWALS_PER_TERM = 3
+RETRY_S = 0.25  # where the log cannot be reached
 MARGIN_SHARE = 0.1  # of the term, for the difference between two clocks' rates
 
 log = structlog.get_logger()
@@ -43,26 +44,32 @@ class Leadership:
 
     async def run(self) -> None:
         while True:
-            await self.step()
-            await asyncio.sleep(self._term_s / RENEWALS_PER_TERM)
+            renewed = await self.step()
+            await asyncio.sleep(self._term_s / RENEWALS_PER_TERM if renewed else _retry_s(self._term_s))
 
-    async def step(self) -> None:
-        """Renew once. A log that cannot be reached ends nothing by itself: the term does."""
+    async def step(self) -> bool:
+        """Renew once; False where the log cannot be reached. That ends nothing by itself: the term does."""
         asked_s = self._clock.elapsed_s()
         try:
             renewed = await self._log.renew_epoch(self.epoch)
         except LogUnavailable as error:
             log.warning("leadership.log_unavailable", error=str(error))
-            return
+            return False
         if not renewed:
             raise Superseded(f"epoch {self.epoch} is over")
         self._until_s = asked_s + self._term_s * (1 - MARGIN_SHARE)
+        return True
+
+
+def _retry_s(term_s: float) -> float:
+    return min(term_s / RENEWALS_PER_TERM, RETRY_S)
 
 
 async def become_leader(eventlog: EventLog, clock: Clock, instance: str, term_ms: int) -> Leadership:
     """Stand by until there is no other active control plane, then be it. Waits without end: that is its work."""
     told = False
     while True:
+        pause_s = term_ms / 1000 / RENEWALS_PER_TERM
         try:
             leader = await eventlog.leader()
             if leader.epoch == 0 or leader.holder == instance or leader.silent_ms > term_ms:
@@ -73,8 +80,9 @@ async def become_leader(eventlog: EventLog, clock: Clock, instance: str, term_ms
                     return Leadership(eventlog, clock, epoch, term_ms, asked_s)
         except LogUnavailable as error:
             log.warning("leadership.log_unavailable", error=str(error))
+            pause_s = _retry_s(term_ms / 1000)
         else:
             if not told:
                 log.info("leadership.standing_by", holder=leader.holder, epoch=leader.epoch)
                 told = True
-        await asyncio.sleep(term_ms / 1000 / RENEWALS_PER_TERM)
+        await asyncio.sleep(pause_s)

@@ -48,6 +48,7 @@ from services.eventlog.port import (
     Superseded,
     VersionConflict,
 )
+from services.pools import look_steadily
 
 SCHEMA = "tenure"
 EVENTS_TABLE = "stored_events"
@@ -203,6 +204,7 @@ def open_datastore(dsn: str) -> PostgresDatastore:
         register_arrays(conn)
 
     pool._configure = with_arrays
+    look_steadily(pool)
     return datastore
 
 

@@ -37,7 +37,11 @@ class ViewStore:
 
     async def write(self, rows: Rows, expected: int, position: int) -> bool:
         """Write rows and move the position from `expected` to `position`; False where it was not there."""
-        return self._write(rows, expected, position)
+        try:
+            return self._write(rows, expected, position)
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            self._close()
+            raise LogUnavailable(str(error)) from error
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._executor, self._close)

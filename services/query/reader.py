@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 from psycopg import sql
 from psycopg.rows import dict_row
-from psycopg_pool import AsyncConnectionPool
 
 from projections.rows import TABLES
 from projections.tables import PROJECTION
 from schemas.codes import ADVICE, Code
 from schemas.queries import Query, QueryReply
+from services.pools import SteadyPool
 
 RECEIPTS = "receipt"
 PREFIX_MIN = 4
@@ -36,7 +36,7 @@ RECEIPT = "SELECT command_id, outcome, position FROM tenure.receipts WHERE comma
 
 class Reader:
     def __init__(self, dsn: str) -> None:
-        self._pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
+        self._pool = SteadyPool(
             dsn, min_size=1, max_size=POOL_MAX, open=False, timeout=POOL_TIMEOUT_S,
             kwargs={"autocommit": True, "row_factory": dict_row},
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -11,8 +12,10 @@ from services.control.leadership import MARGIN_SHARE, Leadership, become_leader
 from services.eventlog.memory import MemoryLog
 from services.eventlog.port import Superseded
 from tests.unit.control.faulty import FaultyLog
+from worker.cancellation import end_tasks
 
 TERM_MS = 4_000
+FOUND_S_MAX = 2.0
 HOLDS_S = TERM_MS / 1_000 * (1 - MARGIN_SHARE)
 
 
@@ -74,6 +77,31 @@ async def test_a_log_that_is_away_renews_nothing_and_ends_nothing() -> None:
     clock.at_s += HOLDS_S / 2 + 0.001
     await leadership.step()
     assert not leadership.holds()
+
+
+async def test_a_log_that_is_back_is_found_long_before_the_next_renewal_would_be_due() -> None:
+    class Heard(FaultyLog):
+        def __init__(self) -> None:
+            super().__init__(MemoryLog())
+            self.asked, self.renewed = asyncio.Event(), asyncio.Event()
+
+        async def renew_epoch(self, epoch: int) -> bool:
+            self.asked.set()
+            renewed = await super().renew_epoch(epoch)
+            self.renewed.set()
+            return renewed
+
+    log = Heard()
+    leadership = await become_leader(log, SystemClock(), "one", 600_000)
+    log.down = True
+    running = asyncio.create_task(leadership.run())
+    for _ in range(2):  # in vain
+        await asyncio.wait_for(log.asked.wait(), FOUND_S_MAX)
+        log.asked.clear()
+    assert not log.renewed.is_set()
+    log.down = False
+    await asyncio.wait_for(log.renewed.wait(), FOUND_S_MAX)
+    await end_tasks([running])
 
 
 async def test_an_epoch_that_is_over_raises_though_the_clock_says_it_holds() -> None:

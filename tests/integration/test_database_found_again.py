@@ -1,0 +1,118 @@
+"""PostgreSQL that was away for a while and is back: who uses it finds it within FOUND_S_MAX, however long it was away.
+
+A real server is killed and started again; in between, everything that reads it sees that it is away. What is measured
+begins when the server accepts connections. `services.pools.LOOK_AGAIN_S` makes it so: a pool by itself looks again
+after 1, 2, 4, 8, … seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import psycopg_pool
+import pytest
+import pytest_asyncio
+
+from schemas.queries import Query
+from services.embedded.postgres import PostgresServer
+from services.eventlog.migrate import migrate
+from services.eventlog.port import LogUnavailable
+from services.eventlog.postgres import PostgresLog
+from services.projector.store import ViewStore
+from services.query.reader import Reader
+
+AWAY_S = 9.0  # long enough that a backoff of 1, 2, 4, 8 s has begun its 8
+FOUND_S_MAX = 1.0
+WAIT_S = 40.0
+AWAY = (LogUnavailable, psycopg.Error, psycopg_pool.PoolTimeout)
+
+
+@dataclass
+class Users:
+    """Control plane and relay have a log, the projector a log and a store, the query service a reader."""
+
+    log: PostgresLog
+    store: ViewStore
+    reader: Reader
+
+    def asked(self) -> dict[str, Callable[[], Awaitable[object]]]:
+        return {
+            "log": self.log.last_position,
+            "store": self.store.prepare,
+            "reader": lambda: self.reader.answer("node", Query()),
+        }
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[PostgresServer]:
+    with tempfile.TemporaryDirectory(prefix="tenure-postgres-", ignore_cleanup_errors=True) as folder:
+        made = PostgresServer(Path(folder))
+        await made.start()
+        yield made
+        await made.stop()
+
+
+@pytest_asyncio.fixture
+async def users(server: PostgresServer) -> AsyncIterator[Users]:
+    dsn = server.dsn()
+    await asyncio.to_thread(migrate, dsn)
+    log, store, reader = PostgresLog(dsn), ViewStore(dsn), Reader(dsn)
+    await reader.open()
+    await store.prepare()
+    yield Users(log, store, reader)
+    await reader.close()
+    await store.close()
+    await log.close()
+
+
+async def answered_s(ask: Callable[[], Awaitable[object]]) -> float:
+    """Ask until there is an answer; the clock when it came."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            await ask()
+        except AWAY:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        else:
+            return time.monotonic()
+
+
+async def test_everybody_finds_a_database_that_is_back(server: PostgresServer, users: Users) -> None:
+    for ask in users.asked().values():
+        await ask()
+    server.child.signal(signal.SIGKILL)
+    assert await server.child.wait(WAIT_S)
+    killed_s = time.monotonic()
+    while time.monotonic() - killed_s < AWAY_S:  # everybody looks for it all the time, in vain
+        await asyncio.gather(*(_in_vain(ask) for ask in users.asked().values()))
+    finding = {name: asyncio.create_task(answered_s(ask)) for name, ask in users.asked().items()}
+    await server.start()
+    back_s = time.monotonic()
+    late = {name: round(await task - back_s, 2) for name, task in finding.items()}
+    assert max(late.values()) < FOUND_S_MAX, late
+
+
+async def test_a_connection_that_breaks_under_a_projection_is_no_defect(users: Users) -> None:
+    """The projector drops what it has in memory and goes on from the tables; nothing ends."""
+    position = await users.store.prepare()
+    assert await users.store.write({}, position, position)
+    with psycopg.connect(users.store._dsn) as other:
+        other.execute("SELECT pg_terminate_backend(%s)", (users.store._connection().info.backend_pid,))
+    with pytest.raises(LogUnavailable):
+        await users.store.write({}, position, position)
+    assert await users.store.prepare() == position
+    assert await users.store.write({}, position, position)
+
+
+async def _in_vain(ask: Callable[[], Awaitable[object]]) -> None:
+    with pytest.raises(AWAY):
+        await ask()
+    await asyncio.sleep(0.02)
