@@ -26,7 +26,8 @@ from worker.model.loading import load_model
 from worker.sandbox import kernel
 from worker.sandbox.decoys import Decoys
 
-IN_ACCESS = 0x1
+# Read, or let go of by one that had opened it for reading: what is only mapped is not told of before.
+READ = 0x01 | 0x10  # IN_ACCESS, IN_CLOSE_NOWRITE
 
 
 class Question(Struct, frozen=True):
@@ -57,7 +58,7 @@ async def load(question: Question) -> Answer:
     decoys = await Decoys.open(Path(question.state))
     watch = kernel.checked(kernel.libc.inotify_init1(ctypes.c_int(os.O_NONBLOCK)))
     weights = os.fsencode(question.weights)
-    kernel.checked(kernel.libc.inotify_add_watch(ctypes.c_int(watch), weights, ctypes.c_uint32(IN_ACCESS)))
+    kernel.checked(kernel.libc.inotify_add_watch(ctypes.c_int(watch), weights, ctypes.c_uint32(READ)))
     code = message = ""
     try:
         model = await load_model(
