@@ -17,6 +17,10 @@ from schemas.codes import Code
 from schemas.tasks.golden import GoldenSeen
 from schemas.tokens import EVIDENCE_BYTES_MAX, ByteCount, Digest, Generation, Milliseconds, Token
 
+DETAILS_MAX = 32
+DETAIL_CHARACTERS_MAX = 256
+Detail = Annotated[str, Meta(max_length=DETAIL_CHARACTERS_MAX)]
+
 
 class Reading(Struct, frozen=True, forbid_unknown_fields=True):
     """A measurement in bytes, or the reason why there is none."""
@@ -129,7 +133,10 @@ class Verified(Struct, frozen=True, tag="verified", forbid_unknown_fields=True):
 
 
 class Assessed(Struct, frozen=True, tag="assessed", forbid_unknown_fields=True):
-    """Static inspection only: no weights were loaded and no code from the folder ran."""
+    """Static inspection only: no weights were loaded and no code from the folder ran.
+
+    `details` are facts that few models have, such as how a GGUF file is quantised.
+    """
 
     compatible: bool
     reasons: list[Reason]
@@ -139,6 +146,7 @@ class Assessed(Struct, frozen=True, tag="assessed", forbid_unknown_fields=True):
     weights_bytes: ByteCount | None = None
     dimensions: int | None = None
     max_length: int | None = None
+    details: Annotated[dict[Detail, Detail], Meta(max_length=DETAILS_MAX)] | UnsetType = UNSET
 
 
 class Probed(Struct, frozen=True, tag="probed", forbid_unknown_fields=True):

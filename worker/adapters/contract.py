@@ -32,7 +32,7 @@ from worker.model.frames import Facts, Refused
 
 
 class Inspection(Struct, frozen=True):
-    """The outcome of static inspection. Facts are None where the files don't tell."""
+    """The outcome of static inspection. Facts are None where the files don't tell; `details` are others, in words."""
 
     reasons: list[Reason] = []
     architecture: str | None = None
@@ -40,6 +40,7 @@ class Inspection(Struct, frozen=True):
     weights_bytes: int | None = None
     dimensions: int | None = None
     max_length: int | None = None
+    details: dict[str, str] = {}
 
     @property
     def compatible(self) -> bool:

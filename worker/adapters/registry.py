@@ -1,4 +1,4 @@
-"""The closed table of adapters. A name that isn't in it is incompatible; nothing falls through to other code.
+"""The closed tables of adapters: those that run, and those that only describe. Nothing falls through to other code.
 
 A new adapter is one file and one entry here; docs/guide/adapters.md walks through it. An entry names the class by its
 path, so that looking at the table imports no adapter, and no adapter's module imports an ML runtime.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from schemas.artifacts import FileEntry
 from schemas.codes import Code
 from schemas.evidence import Reason
+from schemas.tasks.requests import REQUEST_OF
 from worker.adapters.contract import Inspection, RuntimeAdapter
 from worker.adapters.folder import missing_distributions
 
@@ -32,6 +34,17 @@ class Entry(Struct, frozen=True):
     packages: tuple[str, ...]
     imports: tuple[str, ...]
     warm: tuple[str, ...] = ()
+
+
+class Recognised(Struct, frozen=True):
+    """A runtime that doesn't run here, whose models are described all the same. It is never advertised.
+
+    `why` is the reason that each inspection begins with.
+    """
+
+    path: str  # module:function
+    tasks: tuple[str, ...]
+    why: str
 
 
 # Of the architectures that most models of text have: what is shared by all of them, and their own modules.
@@ -111,6 +124,25 @@ ENTRIES: dict[str, Entry] = {
     ),
 }
 
+RECOGNISED: dict[str, Recognised] = {
+    "vllm": Recognised(
+        path="worker.adapters.static.vllm:describe",
+        tasks=("text_generation", "embedding", "rerank"),
+        why="`vllm` is a server with processes and device memory of its own, which this worker does not start;"
+        " `transformers_text` runs many of its models",
+    ),
+    "llama_cpp": Recognised(
+        path="worker.adapters.static.gguf:describe",
+        tasks=("text_generation", "embedding", "rerank"),
+        why="`llama_cpp` is a runtime that is not part of this worker; `transformers_text` runs a model's safetensors",
+    ),
+    "custom_runner": Recognised(
+        path="worker.adapters.static.custom:describe",
+        tasks=tuple(REQUEST_OF),
+        why="a `custom_runner` that comes with a model is code of the model, and no such code is run",
+    ),
+}
+
 
 def adapter_of(name: str) -> RuntimeAdapter:
     """A new instance. KeyError for a name that isn't registered."""
@@ -149,20 +181,27 @@ def capabilities() -> dict[str, list[str]]:
 
 
 def inspect(adapter: str, task: str, folder: Path, files: list[FileEntry]) -> Inspection:
-    """Static inspection of the set for this adapter and task. Blocking: reads small files."""
-    reason = _why_not_here(adapter, task)
-    if reason is not None:
-        return Inspection(reasons=[Reason(Code.RUNTIME_INCOMPATIBLE, reason)])
-    return adapter_of(adapter).inspect_support(folder, files, task)
+    """Static inspection of the set for this adapter and task. Blocking: reads small files.
 
-
-def _why_not_here(adapter: str, task: str) -> str | None:
-    entry = ENTRIES.get(adapter)
+    What can't run here for a reason of its own is described none the less: that reason, then what the files say.
+    """
+    entry = ENTRIES.get(adapter) or RECOGNISED.get(adapter)
     if entry is None:
-        return f"there is no adapter `{adapter}` here; there are: {', '.join(sorted(ENTRIES))}"
-    missing = missing_packages(adapter)
-    if missing:
-        return f"adapter `{adapter}` needs packages that are not installed: {', '.join(missing)}"
+        known = ", ".join(sorted([*ENTRIES, *RECOGNISED]))
+        return _refused(f"there is no adapter `{adapter}` here; there are: {known}")
     if task not in entry.tasks:
-        return f"adapter `{adapter}` does not do `{task}`; it does: {', '.join(entry.tasks)}"
-    return None
+        return _refused(f"adapter `{adapter}` does not do `{task}`; it does: {', '.join(entry.tasks)}")
+    if isinstance(entry, Recognised):
+        module, _, function = entry.path.partition(":")
+        seen: Inspection = getattr(importlib.import_module(module), function)(folder, files, task)
+        why = entry.why
+    else:
+        seen = adapter_of(adapter).inspect_support(folder, files, task)
+        missing = missing_packages(adapter)
+        why = f"adapter `{adapter}` needs packages that are not installed: {', '.join(missing)}" if missing else ""
+    first = [Reason(Code.RUNTIME_INCOMPATIBLE, why)] if why else []
+    return msgspec.structs.replace(seen, reasons=[*first, *seen.reasons])
+
+
+def _refused(why: str) -> Inspection:
+    return Inspection(reasons=[Reason(Code.RUNTIME_INCOMPATIBLE, why)])

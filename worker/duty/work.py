@@ -11,11 +11,22 @@ import asyncio
 import threading
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from schemas.codes import Code, Refusal
 from schemas.environments import RuntimeEnvironment, fingerprint
-from schemas.evidence import Assessed, Drained, HealthChecked, Loaded, Probed, Statement, Unloaded, Verified
+from schemas.evidence import (
+    DETAIL_CHARACTERS_MAX,
+    DETAILS_MAX,
+    Assessed,
+    Drained,
+    HealthChecked,
+    Loaded,
+    Probed,
+    Statement,
+    Unloaded,
+    Verified,
+)
 from schemas.profiles import RuntimeProfile
 from schemas.work import AssessSpec, JobSpec, ProbeSpec, VerifySpec, WorkOrder
 from worker import artifacts
@@ -125,7 +136,13 @@ async def _assess(order: WorkOrder, spec: AssessSpec, place: Workplace, on_stage
         weights_bytes=seen.weights_bytes,
         dimensions=seen.dimensions,
         max_length=seen.max_length,
+        details=_details(seen.details),
     )
+
+
+def _details(details: dict[str, str]) -> dict[str, str] | UnsetType:
+    kept = list(details.items())[:DETAILS_MAX]
+    return {name[:DETAIL_CHARACTERS_MAX]: text[:DETAIL_CHARACTERS_MAX] for name, text in kept} or UNSET
 
 
 async def _load_model(order: WorkOrder, spec: ProbeSpec | JobSpec, place: Workplace, on_stage: OnStage) -> LoadedModel:

@@ -80,6 +80,7 @@ def _assessment(result: Mapping[str, Any]) -> Facts:
             shown.append((field.replace("_", " "), f"{value:,}" if isinstance(value, int) else value))
     if result.get("weights_bytes") is not None:
         shown.append(("weights", size(result["weights_bytes"])))
+    shown += sorted((result.get("details") or {}).items())
     return shown
 
 

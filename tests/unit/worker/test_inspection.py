@@ -122,7 +122,7 @@ def test_shards_are_counted_together(folder: Path) -> None:
 
 
 def test_what_has_no_adapter_is_incompatible(folder: Path) -> None:
-    for adapter, task in (("llama_cpp", "embedding"), ("sentence_transformers", "text_generation")):
+    for adapter, task in (("tensorrt_llm", "text_generation"), ("sentence_transformers", "text_generation")):
         seen = registry.inspect(adapter, task, folder, [])
         assert [reason.code for reason in seen.reasons] == [Code.RUNTIME_INCOMPATIBLE]
 
