@@ -11,14 +11,19 @@ import time
 from typing import Any
 
 import msgspec
+import psycopg
+import structlog
 from psycopg import sql
 from psycopg.rows import dict_row
+from psycopg_pool import PoolTimeout
 
 from projections.rows import TABLES
 from projections.tables import PROJECTION
 from schemas.codes import ADVICE, Code
 from schemas.queries import Query, QueryReply
 from services.pools import SteadyPool
+
+log = structlog.get_logger()
 
 RECEIPTS = "receipt"
 PREFIX_MIN = 4
@@ -48,14 +53,26 @@ class Reader:
         await self._pool.close()
 
     async def answer(self, table: str, query: Query) -> QueryReply:
-        if table == RECEIPTS:
-            return await self._receipt(query)
-        if table not in TABLES:
+        """The answer. After a restart of the server each connection in the pool is broken, and found so here."""
+        if table != RECEIPTS and table not in TABLES:
             return _refused(Code.UNKNOWN_STREAM, f"there is no table {table!r}; there are {', '.join(TABLES)}")
-        unknown = [name for name in query.where if name not in TABLES[table].__struct_fields__]
+        unknown = [name for name in query.where if table in TABLES and name not in TABLES[table].__struct_fields__]
         if unknown:
             return _refused(Code.COMMAND_MALFORMED, f"table {table} has no column {unknown[0]!r}")
-        position, age_ms = await self._position(query)
+        until = time.monotonic() + query.wait_ms / 1000
+        for _ in range(POOL_MAX):
+            try:
+                return await self._answer(table, query, until)
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                if isinstance(error, PoolTimeout) or not _connection_broke(error):
+                    raise
+                log.info("query.connection_broke", error=str(error))
+        return await self._answer(table, query, until)
+
+    async def _answer(self, table: str, query: Query, until: float) -> QueryReply:
+        if table == RECEIPTS:
+            return await self._receipt(query)
+        position, age_ms = await self._position(query, until)
         if query.min_position is not None and position < query.min_position:
             return _refused(
                 Code.UNAVAILABLE,
@@ -70,9 +87,8 @@ class Reader:
             rows = [row for row in rows if row["id"] == query.id] or rows
         return QueryReply(rows[: query.limit], position, age_ms, more=len(rows) > query.limit)
 
-    async def _position(self, query: Query) -> tuple[int, int]:
-        """The projection's position and age, after waiting for `min_position` as long as the query allows."""
-        until = time.monotonic() + query.wait_ms / 1000
+    async def _position(self, query: Query, until: float) -> tuple[int, int]:
+        """The projection's position and age, after waiting for `min_position` until this time at most."""
         while True:
             async with self._pool.connection() as conn:
                 row = await (await conn.execute(POSITION, (PROJECTION,))).fetchone()
@@ -114,6 +130,11 @@ class Reader:
             return QueryReply()
         outcome: dict[str, Any] = msgspec.json.decode(bytes(row["outcome"]))
         return QueryReply([{"id": row["command_id"], **outcome, "position": row["position"]}], row["position"] or 0)
+
+
+def _connection_broke(error: psycopg.Error) -> bool:
+    """Not the statement: there is no SQLSTATE, or one of the server's going down (57P01 to 57P05)."""
+    return error.sqlstate is None or error.sqlstate.startswith("57P")
 
 
 def _refused(code: Code, message: str, position: int = 0, age_ms: int = 0) -> QueryReply:

@@ -26,7 +26,7 @@ from services.eventlog.migrate import migrate
 from services.eventlog.port import LogUnavailable
 from services.eventlog.postgres import PostgresLog
 from services.projector.store import ViewStore
-from services.query.reader import Reader
+from services.query.reader import POOL_MAX, Reader
 
 AWAY_S = 9.0  # long enough that a backoff of 1, 2, 4, 8 s has begun its 8
 FOUND_S_MAX = 1.0
@@ -110,6 +110,19 @@ async def test_a_connection_that_breaks_under_a_projection_is_no_defect(users: U
         await users.store.write({}, position, position)
     assert await users.store.prepare() == position
     assert await users.store.write({}, position, position)
+
+
+@pytest.mark.parametrize("table", ["node", "receipt"])
+async def test_a_query_does_not_meet_the_connections_that_broke_in_the_pool(
+    server: PostgresServer, users: Users, table: str
+) -> None:
+    slow = [users.reader.answer("node", Query(min_position=10**9, wait_ms=300)) for _ in range(POOL_MAX)]
+    await asyncio.gather(*slow)  # as many connections as the pool may have
+    server.child.signal(signal.SIGKILL)
+    assert await server.child.wait(WAIT_S)
+    await server.start()
+    reply = await users.reader.answer(table, Query(id="none" if table == "receipt" else None))
+    assert (reply.code, reply.rows) == (None, [])
 
 
 async def _in_vain(ask: Callable[[], Awaitable[object]]) -> None:
