@@ -24,7 +24,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import random
 import select
 import signal
 import socket
@@ -225,8 +224,7 @@ def _take_on(order: Fork) -> None:
 
 
 def reseed() -> None:
-    """Random states of its own for this process: all copies began with the server's."""
-    random.seed()
+    """Random states of its own for this process, not the server's. Python's `random` does so itself after a fork."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
