@@ -222,7 +222,7 @@ class Auditor:
             return None
         if event.reserved != (work.reserved if work.kind == "load" else None):
             return "resident with another reservation than its load had"
-        if work.kind == "unload" and work.stage == "cancelled" and work.attempt == 0:
+        if work.kind == "unload" and work.stage in ("cancelled", "failed") and work.attempt == 0:
             return None  # nobody had begun to unload it; folding has seen that it was resident before
         if work.kind != "load" or work.stage != "completed" or work.generation != event.generation:
             return "resident without a completed load of this generation"

@@ -123,7 +123,11 @@ def pass_deadline(command: PassDeadline, world: World) -> Outcome:
     if work is None or work.ended or world.now_ms <= work.deadline_ms:
         return Accepted()
     message = f"still {work.stage} after {world.now_ms - work.requested_at_ms} ms"
-    return Accepted(fail(work, Code.WORK_DEADLINE, message, world.stamp(command)))
+    stamp = world.stamp(command)
+    if work.kind == "unload" and work.lease is None:  # nobody has begun: it is the unload that failed, not the resident
+        restored = _residency_restored(work, world, stamp, "unload not begun in time")
+        return Accepted([_failed(work, Code.WORK_DEADLINE, message, stamp), *restored])
+    return Accepted(fail(work, Code.WORK_DEADLINE, message, stamp))
 
 
 def cancel(command: CancelWork, world: World) -> Outcome:
@@ -140,7 +144,8 @@ def cancel(command: CancelWork, world: World) -> Outcome:
         return Accepted([] if work.cancel_requested else [Recorded(stream, event)], result)
     cancelled = WorkCancelled(work_id=work.work_id, generation=work.generation, attempt=work.attempt, **stamp)
     if work.kind == "unload":  # nobody has begun: what was to be unloaded is as it was
-        return Accepted([Recorded(stream, cancelled), *_residency_restored(work, world, stamp)], result)
+        restored = _residency_restored(work, world, stamp, "unload cancelled before it began")
+        return Accepted([Recorded(stream, cancelled), *restored], result)
     return Accepted([Recorded(stream, cancelled), *residency_after_cancel(work, stamp)], result)
 
 
@@ -179,14 +184,21 @@ def end_hold(work: WorkState, cause: Code, detail: str, world: World, stamp: dic
 
 def fail(work: WorkState, code: Code, message: str, stamp: dict[str, Any]) -> list[Recorded]:
     """The control plane's own word that work has failed, with what that means for a residency."""
+    return [_failed(work, code, message, stamp), *residency_after_failure(work, code, message, stamp)]
+
+
+def _failed(work: WorkState, code: Code, message: str, stamp: dict[str, Any]) -> Recorded:
     failed = WorkFailed(
         work_id=work.work_id, generation=work.generation, attempt=work.attempt, code=code, message=message, **stamp
     )
-    return [Recorded(stream_of("work", work.work_id), failed), *residency_after_failure(work, code, message, stamp)]
+    return Recorded(stream_of("work", work.work_id), failed)
 
 
 def residency_after_failure(work: WorkState, code: Code, message: str, stamp: dict[str, Any]) -> list[Recorded]:
-    """A load or unload that failed leaves the residency `failed`; drain and health leave it as it was."""
+    """A load or unload that failed leaves the residency `failed`; drain and health leave it as it was.
+
+    Except an unload that nobody began in time: see `pass_deadline`.
+    """
     if work.kind not in ("load", "unload"):
         return []
     if work.kind == "unload" and code is Code.NOT_RESIDENT:  # the worker's word that there is nothing to unload
@@ -202,13 +214,13 @@ def residency_after_cancel(work: WorkState, stamp: dict[str, Any]) -> list[Recor
     return []
 
 
-def _residency_restored(work: WorkState, world: World, stamp: dict[str, Any]) -> list[Recorded]:
+def _residency_restored(work: WorkState, world: World, stamp: dict[str, Any], cause: str) -> list[Recorded]:
     """Back to the state that an unload began from, where it still stands at that unload."""
     deployment = world.get(DeploymentState, "deployment", work.deployment_id or "")
     held = deployment.residencies.get(work.node_id) if deployment is not None else None
     if held is None or held.work_id != work.work_id:
         return []
-    return [residency(work, held.before, held.generation, "unload cancelled before it began", stamp)]
+    return [residency(work, held.before, held.generation, cause, stamp)]
 
 
 def residency(

@@ -76,7 +76,7 @@ def fence_residency(
     if before in _OWNED and state != "lost" and work_id != held.work_id:
         return Code.EVIDENCE_MISPLACED
     if before == "unloading" and state in ("resident", "draining") and state != held.before:
-        return Code.RESIDENCY_CONFLICT  # only a cancelled unload goes back, and to where it came from
+        return Code.RESIDENCY_CONFLICT  # only an unload that did not begin goes back, and to where it came from
     return None
 
 

@@ -111,7 +111,7 @@ class CandidateState(Struct, frozen=True, gc=False):
 class Residency(Struct, frozen=True, gc=False):
     """The log's word on one deployment on one node. `generation_seen` only grows: older ones are fenced.
 
-    `before` is the state that a running unload began from, to which a cancelled one goes back. `reserved` is
+    `before` is the state that a running unload began from, to which one that did not begin goes back. `reserved` is
     device memory, held for as long as a process may hold it.
     """
 

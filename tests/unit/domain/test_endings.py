@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas import commands as c
+from schemas import events as ev
 from schemas import evidence as se
 from schemas.codes import Code
 from schemas.tokens import ATTEMPTS_MAX
@@ -108,6 +109,48 @@ def test_an_unload_cancelled_before_it_began_leaves_things_as_they_were(story: S
     assert story.residency(deployment_id) == before
     story.finish(story.job(deployment_id, "unload"), says.unloaded())
     assert story.residency(deployment_id) == "absent"
+
+
+@pytest.mark.parametrize("before", ["resident", "draining", "failed"])
+def test_an_unload_that_nobody_began_in_time_has_failed_and_leaves_things_as_they_were(
+    story: Story, before: str
+) -> None:
+    """The worker was never told; what it holds serves as it did, and can be unloaded, or die, as before."""
+    deployment_id = story.resident()
+    load_id = list(story.orders)[-1]
+    if before == "draining":
+        story.finish(story.job(deployment_id, "drain"), says.drained())
+    if before == "failed":
+        story.finish(story.job(deployment_id, "unload"), says.failed())
+    unload = story.job(deployment_id, "unload")
+    story.wait(story.world.limits.queue_ms + 1)
+    story.accept(c.PassDeadline, work_id=unload)
+    assert (story.work(unload).stage, story.work(unload).code) == ("failed", Code.WORK_DEADLINE)
+    assert story.residency(deployment_id) == before
+    moved = story.events(ev.ResidencyChanged)[-1]
+    assert isinstance(moved, ev.ResidencyChanged)
+    assert (moved.work_id, moved.code, moved.cause) == (unload, None, "unload not begun in time")
+    if before == "resident":
+        lost_now = se.ResidentLost(deployment_id=deployment_id, code=Code.CHILD_DIED, message="signal 9")
+        story.say(load_id, lost_now)
+        assert story.residency(deployment_id) == "lost"
+    else:
+        story.finish(story.job(deployment_id, "unload"), says.unloaded())
+        assert story.residency(deployment_id) == "absent"
+
+
+def test_an_unload_that_was_begun_and_took_too_long_leaves_it_failed(story: Story) -> None:
+    """Nobody knows how far it came."""
+    deployment_id = story.resident()
+    unload = story.job(deployment_id, "unload")
+    order = story.claim(unload)
+    while story.world.now_ms + 20_000 <= order.deadline_ms:
+        story.wait(20_000)
+        story.accept(c.RenewLease, work_id=unload, generation="1", attempt=1, token=story.orders[unload].token)
+    story.wait(20_000)
+    story.accept(c.PassDeadline, work_id=unload)
+    assert story.work(unload).code is Code.WORK_DEADLINE
+    assert story.residency(deployment_id) == "failed"
 
 
 def test_an_unload_cancelled_while_it_runs_has_failed(story: Story) -> None:
