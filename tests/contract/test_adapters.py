@@ -405,7 +405,7 @@ def test_unloading_drops_the_model(model: Model, folder: Path) -> None:
     adapter: Any = fresh(model, folder)
     sound(ask(adapter, model.requests[:1])[0])
     kept = adapter.model
-    modules = [kept] if hasattr(kept, "parameters") else list(getattr(kept, "components", {}).values())
+    modules = list(kept.components.values()) if hasattr(kept, "components") else [kept]  # a pipeline, or a model
     seen = [weakref.ref(tensor) for each in modules if hasattr(each, "parameters") for tensor in each.parameters()]
     assert seen
     del kept, modules

@@ -10,7 +10,7 @@ import importlib
 
 from tests.models.model import Model
 
-MODULES = ("minilm", "cross_encoder", "generation", "whisper", "speech", "trocr", "siglip2")
+MODULES = ("minilm", "cross_encoder", "generation", "whisper", "speech", "trocr", "siglip2", "diffusion")
 
 
 def every_model() -> list[Model]:

@@ -108,6 +108,17 @@ ENTRIES: dict[str, Entry] = {
             "transformers.models.siglip2.modeling_siglip2",
         ),
     ),
+    "diffusers": Entry(
+        path="worker.adapters.image.diffusion:DiffusionAdapter",
+        version="1",
+        tasks=("image_generation",),
+        packages=("torch", "transformers", "diffusers", "safetensors", "pillow"),
+        imports=(
+            *("torch", "transformers", "diffusers", "transformers.models.clip.modeling_clip", "PIL.Image"),
+            "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
+            "diffusers.pipelines.stable_diffusion_xl.pipeline_stable_diffusion_xl",
+        ),
+    ),
     "transformers_whisper": Entry(
         path="worker.adapters.audio.whisper:WhisperAdapter",
         version="1",
