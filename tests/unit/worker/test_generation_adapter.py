@@ -295,11 +295,11 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(folder: Path, adapter: T
 
 
 def test_nan_stays_in_its_own_sequence(folder: Path) -> None:
-    """A damaged token embedding, and neighbours that are padded beside it."""
+    """The padding token itself is damaged, one prompt has it, and neighbours are padded beside it."""
     adapter = started(folder)
-    requests = [GenerateRequest(prompt="xy" * 20), GenerateRequest(prompt="x Z"), GenerateRequest(prompt="x")]
+    requests = [GenerateRequest(prompt="xy" * 20), GenerateRequest(prompt="x <pad>"), GenerateRequest(prompt="x")]
     sound = ask(adapter, requests[0], requests[2])
-    token = generation.library(folder)[1].convert_tokens_to_ids("Z")
+    token = generation.library(folder)[1].pad_token_id
     adapter.model.get_input_embeddings().weight.data[token] = float("nan")
     answers = ask(adapter, *requests)
     assert isinstance(answers[1], Refused)
