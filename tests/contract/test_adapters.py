@@ -1,6 +1,7 @@
 """One contract for all adapters, on real files: what each does alike, whatever its task.
 
-Every model that `tests.models` lists goes through all of it. What a task has of its own is tested with its adapter.
+Every model that `services.showcase` lists goes through all of it. What a task has of its own is tested with its
+adapter.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from schemas.profiles import RuntimeProfile
 from schemas.tasks.golden import GoldenProbe
 from schemas.tasks.requests import REQUEST_OF, RESULT_OF, Request, Result
 from schemas.tasks.text import EmbedRequest, RerankRequest
-from tests.models import every_model
-from tests.models.model import Model, files_of
+from services.showcase import every_model
+from services.showcase.model import Model, files_of
 from worker.adapters import registry
 from worker.adapters.contract import Inspection, RuntimeAdapter
 from worker.adapters.torch_runtime import AloneTurn

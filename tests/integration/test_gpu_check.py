@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.showcase import cross_encoder, whisper
 from tests.gpu import check as check_module
 from tests.gpu.check import Check, Report, report
-from tests.models import cross_encoder, whisper
 from worker.environment import runtime_environment
 from worker.model.accelerator import NoAccelerator
 from worker.model.device_watch import DeviceWatch

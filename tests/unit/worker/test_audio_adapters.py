@@ -13,8 +13,8 @@ from schemas.codes import Code
 from schemas.profiles import AudioSettings, RuntimeProfile
 from schemas.tasks.audio import SpeakRequest, Spoken, Transcribed, TranscribeRequest
 from schemas.tasks.text import TextChunk
-from tests.models import speech, whisper
-from tests.models.model import files_of
+from services.showcase import speech, whisper
+from services.showcase.model import files_of
 from worker.adapters.audio.speech import SpeechAdapter
 from worker.adapters.audio.whisper import WhisperAdapter
 from worker.adapters.torch_runtime import AloneTurn

@@ -15,8 +15,8 @@ import pytest
 
 from schemas.codes import Code, Refusal
 from schemas.tasks.text import Reranked, RerankRequest
-from tests.models import cross_encoder
-from tests.models.model import files_of
+from services.showcase import cross_encoder
+from services.showcase.model import files_of
 from worker.adapters.text.cross_encoder import CrossEncoderAdapter
 from worker.adapters.text.cross_encoder_files import inspect_files
 from worker.adapters.text.lengths import usable_positions

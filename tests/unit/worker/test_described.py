@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from schemas.codes import Code
-from tests.models.model import files_of
+from services.showcase.model import files_of
 from worker.adapters import registry
 from worker.adapters.contract import Inspection
 from worker.adapters.static import gguf_header
@@ -223,7 +223,7 @@ def test_what_lies_beside_a_runner_of_its_own(tmp_path: Path) -> None:
 
 def test_an_adapter_without_its_packages_still_tells_the_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A diffusers pipeline on a node without diffusers, for one."""
-    from tests.models.siglip2 import build_fixed
+    from services.showcase.siglip2 import build_fixed
 
     build_fixed(tmp_path)
 

@@ -15,8 +15,8 @@ import pytest
 from schemas.codes import Code, Refusal
 from schemas.profiles import GenerationSettings, RuntimeProfile
 from schemas.tasks.text import ChatMessage, Generated, GenerateRequest, TextChunk
-from tests.models import generation
-from tests.models.model import files_of
+from services.showcase import generation
+from services.showcase.model import files_of
 from worker.adapters.text.generation import TransformersTextAdapter
 from worker.adapters.text.generation_files import ARCHITECTURES, inspect_files
 from worker.adapters.torch_runtime import AloneTurn

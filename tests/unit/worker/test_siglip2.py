@@ -18,8 +18,8 @@ from PIL import Image
 from schemas.codes import Code, Refusal
 from schemas.profiles import ImageSettings, RuntimeProfile
 from schemas.tasks.image import Classified, ClassifyRequest, EmbedImagesRequest, ImagesEmbedded
-from tests.models.model import files_of
-from tests.models.siglip2 import (
+from services.showcase.model import files_of
+from services.showcase.siglip2 import (
     CLASSIFY,
     CLASSIFY_REQUESTS,
     EMBED,
@@ -31,7 +31,7 @@ from tests.models.siglip2 import (
     library,
     probabilities,
 )
-from tests.models.trocr import line
+from services.showcase.trocr import line
 from worker.adapters.image.siglip2 import Siglip2Adapter
 from worker.adapters.torch_runtime import AloneTurn
 from worker.model.frames import Refused

@@ -14,8 +14,8 @@ import pytest
 from schemas.codes import Code, Refusal
 from schemas.profiles import ImageSettings, RuntimeProfile
 from schemas.tasks.image import OcrRequest, Recognised
-from tests.models.model import files_of
-from tests.models.trocr import BEAMS, NEW_TOKENS_MAX, PROFILE, REQUESTS, build_deit, build_vit, line, reference
+from services.showcase.model import files_of
+from services.showcase.trocr import BEAMS, NEW_TOKENS_MAX, PROFILE, REQUESTS, build_deit, build_vit, line, reference
 from worker.adapters.image.trocr import TrocrAdapter
 from worker.adapters.torch_runtime import AloneTurn
 from worker.model.frames import Refused

@@ -15,8 +15,8 @@ from typing import Any
 from schemas.profiles import GenerationSettings, RuntimeProfile
 from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import ChatMessage, Generated, GenerateRequest
-from tests.models.made_tokenizers import byte_pairs
-from tests.models.model import Model
+from services.showcase.made_tokenizers import byte_pairs
+from services.showcase.model import Model
 
 PROFILE = RuntimeProfile(
     adapter="transformers_text", task="text_generation", generation=GenerationSettings(new_tokens_max=24)

@@ -14,7 +14,7 @@ import numpy as np
 from schemas.profiles import DiffusionSettings, RuntimeProfile
 from schemas.tasks.image import Imagined, ImagineRequest
 from schemas.tasks.requests import Request, Result
-from tests.models.model import Model
+from services.showcase.model import Model
 
 SETTINGS = DiffusionSettings(width=32, height=32, steps=2, guidance=4.0, pixels_max=64 * 64, steps_max=8)
 PROFILE = RuntimeProfile(adapter="diffusers", task="image_generation", threads=1, diffusion=SETTINGS)

@@ -1,9 +1,9 @@
-"""What the adapters' contract suite needs to know of one model: how to make it, what to ask, what the library says."""
+"""What is known of one small model: how to make it, what to ask, what its library answers, what it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.artifacts import FileEntry
@@ -33,11 +33,10 @@ class Model:
     bad: Sequence[tuple[Request, str]] = ()
     weights: str = "model.safetensors"
     config: str = "config.json"
-    notes: dict[str, str] = field(default_factory=dict)
 
 
 def files_of(folder: Path) -> list[FileEntry]:
-    """The manifest of a folder a test has made. Digests are not looked at by adapters."""
+    """The manifest of a folder that was made here. Digests are not looked at by adapters."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     assert len(found) <= FILES_PER_ARTIFACT_MAX
     return [FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, "0" * 64) for path in found]

@@ -13,8 +13,8 @@ import msgspec
 from schemas.profiles import RuntimeProfile
 from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import Reranked, RerankRequest
-from tests.models.made_tokenizers import word_pieces
-from tests.models.model import Model
+from services.showcase.made_tokenizers import word_pieces
+from services.showcase.model import Model
 
 PROFILE = RuntimeProfile(adapter="cross_encoder", task="rerank")
 LENGTH_MAX = 40

@@ -15,8 +15,8 @@ from PIL import Image
 from schemas.profiles import ImageSettings, RuntimeProfile
 from schemas.tasks.image import Classified, ClassifyRequest, EmbedImagesRequest, ImagesEmbedded
 from schemas.tasks.requests import Request, Result
-from tests.models.model import Model
-from tests.models.trocr import line
+from services.showcase.model import Model
+from services.showcase.trocr import line
 
 POSITIONS = 16
 SETTINGS = ImageSettings(pixels_max=10_000)

@@ -8,7 +8,7 @@ from pathlib import Path
 from schemas.profiles import RuntimeProfile
 from schemas.tasks.audio import Audio, SpeakRequest, Spoken
 from schemas.tasks.requests import Request, Result
-from tests.models.model import Model
+from services.showcase.model import Model
 
 RATE_HZ = 16_000
 SEED = 11

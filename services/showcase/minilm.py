@@ -11,7 +11,7 @@ from typing import Any
 from schemas.profiles import RuntimeProfile
 from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import Embedded, EmbedRequest
-from tests.models.model import Model
+from services.showcase.model import Model
 
 PROFILE = RuntimeProfile(adapter="sentence_transformers", task="embedding", prompts={"query": "query: "})
 LONG = "The quick brown fox jumps over the lazy dog. " * 60  # over the 256 tokens of the model

@@ -11,7 +11,7 @@ import numpy as np
 from schemas.profiles import AudioSettings, RuntimeProfile
 from schemas.tasks.audio import Audio, Segment, Transcribed, TranscribeRequest
 from schemas.tasks.requests import Request, Result
-from tests.models.model import Model
+from services.showcase.model import Model
 
 RATE_HZ = 16_000
 LANGUAGES = ("en", "de", "fr")

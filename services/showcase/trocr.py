@@ -17,8 +17,8 @@ from PIL import Image
 from schemas.profiles import ImageSettings, RuntimeProfile
 from schemas.tasks.image import OcrRequest, Recognised
 from schemas.tasks.requests import Request, Result
-from tests.models.made_tokenizers import byte_pairs
-from tests.models.model import Model
+from services.showcase.made_tokenizers import byte_pairs
+from services.showcase.model import Model
 
 NEW_TOKENS_MAX = 12
 SIDE = 32
