@@ -196,7 +196,7 @@ async def nodes(settings: Settings) -> list[str]:
             client = await Client.connect(settings)
             try:
                 if rows := await client.rows(NodeRow):
-                    return [row.id for row in rows]
+                    return sorted(row.id for row in rows)
             finally:
                 await client.close()
         except Refusal:
@@ -215,3 +215,21 @@ def test_the_deployment_runs_and_outlives_its_servers(deployment: tuple[list[str
         run([*command, "kill", name], env)
         run([*command, "up", "-d", "--no-build", *SERVICES], env)
         assert asyncio.run(nodes(settings)) == ["local"]
+    a_further_node(command, env)
+    assert asyncio.run(nodes(settings)) == ["gpu1", "local"]
+
+
+def a_further_node(command: list[str], env: dict[str, str]) -> None:
+    """As docs/guide/deployment.md says: its secrets, nats-server told, the control plane told. Nothing is restarted."""
+    secrets = Path(env["TENURE_SECRETS"])
+
+    def login(node_id: str) -> str:
+        return (
+            f"nats://node-{node_id}:{(secrets / f'nats_node_{node_id}_password').read_text()}@{env['TENURE_NATS_BIND']}"
+        )
+
+    asyncio.run(logs_in(login("local")))
+    make(secrets, ["gpu1"])
+    run([*command, "kill", "-s", "HUP", "nats"], env)
+    asyncio.run(logs_in(login("gpu1")))
+    run([*command, "run", "--rm", "-T", "enrol"], {**env, "TENURE_NODE_ID": "gpu1"})
