@@ -61,7 +61,11 @@ _CLIP = Part("model", _transformers("CLIPTextModel"))
 _CLIP_TOKENIZER = Part("tokenizer", _transformers("CLIPTokenizer", "CLIPTokenizerFast"))
 # Parts for images as a further input, which a request does not have; the index may name them.
 _SEEING = {
-    "feature_extractor": Part("processor", _transformers("CLIPImageProcessor", "CLIPFeatureExtractor"), needed=False),
+    "feature_extractor": Part(
+        "processor",
+        _transformers("CLIPFeatureExtractor", "CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil"),
+        needed=False,
+    ),
     "image_encoder": Part("model", _transformers("CLIPVisionModelWithProjection"), needed=False),
 }
 

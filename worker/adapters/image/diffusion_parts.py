@@ -14,6 +14,7 @@ import msgspec
 
 from schemas.codes import Code, Refusal
 from worker.adapters.image.diffusion_files import INDEX, PIPELINES, Part, named, variant_of, weights_name
+from worker.adapters.image.processor_files import image_processor
 from worker.adapters.weights import refuse_made_up
 
 
@@ -34,6 +35,8 @@ def load_pipeline(folder: Path, dtype: Any) -> Any:
             given[place] = None  # no request has an image to be encoded
         elif found is not None and part.kind == "model":
             given[place] = _load_model(folder, paths, place, part, *found, dtype)
+        elif found is not None and part.kind == "processor":
+            given[place] = image_processor(folder / place)
     if "add_watermarker" in _arguments(getattr(diffusers, name)):
         given["add_watermarker"] = False  # else pixels would depend on whether a package is installed
     pipeline = getattr(diffusers, name).from_pretrained(
