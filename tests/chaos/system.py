@@ -20,7 +20,6 @@ import msgspec
 import nats
 import nats.errors
 import nats.js.errors
-import psutil
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -28,7 +27,7 @@ from benchmarks.serving import deployed
 from projections.rows import DeploymentRow, ResidencyRow, WorkRow
 from schemas import subjects
 from schemas.codes import Code
-from schemas.events import Event, decode_event
+from schemas.events import Event, WorkerRegistered, decode_event
 from schemas.live import LiveAnswer
 from schemas.queries import Query, QueryReply
 from schemas.replies import Reply
@@ -45,6 +44,7 @@ from tests.chaos.report import recovered
 from tests.chaos.waiting import WAIT_S, eventually, found
 
 TERMS = {"session_ms": 8_000, "beat_ms": 500, "leader_ms": 2_000, "lease_ms": 10_000}
+SELF_STOP_SHARE = 0.9  # of the session's term: after that long without an answer a worker ends what it holds
 NODE = "local"
 REQUEST_S = 1.0
 INVOKE_S = 10.0
@@ -59,7 +59,7 @@ class System:
 
     # --- asking -------------------------------------------------------------------------------------------------
 
-    async def command(self, name: str, **fields: Any) -> Reply:
+    async def command(self, name: str, /, **fields: Any) -> Reply:
         """The outcome; asked again under the same id while nobody answers, or only says that it cannot now."""
         body = msgspec.json.encode({"command_id": uuid.uuid4().hex, "actor": "chaos", **fields})
 
@@ -108,7 +108,7 @@ class System:
             if message.subject in asked:
                 answered.set()
 
-        seen = [await self.nc.subscribe("_INBOX.>", cb=on_answer)]
+        seen = [await self.nc.subscribe(f"{subjects.node_inbox(NODE)}.>", cb=on_answer)]
         seen.append(await self.nc.subscribe(subjects.beat_subject(NODE), cb=on_beat))
         await asyncio.wait_for(answered.wait(), WAIT_S)
         for subscription in seen:
@@ -149,6 +149,23 @@ class System:
         async with await TenureClient.connect(self.plane.settings, "chaos") as client:
             self.deployment = await deployed(client, node, model_folder(None))
 
+    async def deploy_again(self) -> None:
+        """Another deployment of the same candidate in place of this one: without the ends that its circuit counts."""
+        before = self.deployed
+        await self.serving_session()
+        if await self.residency() in ("resident", "draining"):
+            await self.unloaded()
+        made = await self.command(
+            "deployment.create", name=f"minilm-{uuid.uuid4().hex[:8]}", candidate_id=before.candidate_id,
+            candidate_digest=before.candidate_digest, capability=before.capability, node_ids=before.node_ids,
+        )  # fmt: skip
+
+        async def look() -> DeploymentRow | None:
+            rows = await self.rows("deployment", {"id": made.result["deployment_id"]}, made.position)
+            return msgspec.convert(rows[0], DeploymentRow, strict=False) if rows else None
+
+        self.deployment = await found(look, "the deployment is in the tables")
+
     @property
     def deployed(self) -> DeploymentRow:
         if self.deployment is None:
@@ -166,18 +183,20 @@ class System:
         answer = await self.nc.request(subject, msgspec.msgpack.encode(EmbedRequest(TEXTS)), timeout=timeout_s)
         return msgspec.msgpack.decode(answer.data, type=ServeAnswer)
 
-    async def invocation_under_way(self) -> None:
-        """Wait until the worker has taken one in and not answered it."""
+    async def invocation_under_way(self, count: int = 1) -> None:
+        """Wait until the worker has taken that many in and not answered them."""
 
         async def under_way() -> bool:
             live = await self.live()
-            return live is not None and any(resident.in_flight for resident in live.residents)
+            return live is not None and sum(resident.in_flight for resident in live.residents) >= count
 
-        await eventually(under_way, "an invocation is under way")
+        await eventually(under_way, f"{count} invocations are under way")
 
     async def residency(self) -> str:
         rows = await self.rows("residency", {"deployment_id": self.deployed.id})
-        return msgspec.convert(rows[0], ResidencyRow, strict=False).state if rows else "unknown"
+        if rows is None:
+            return "unknown"
+        return msgspec.convert(rows[0], ResidencyRow, strict=False).state if rows else "absent"
 
     async def child(self) -> int:
         """The pid of the model process, on the worker's word."""
@@ -188,18 +207,6 @@ class System:
             return pids[0] if pids and pids[0] else None
 
         return await found(look, "the worker holds a model process")
-
-    async def child_of(self, worker: int) -> int:
-        """The pid of a model process that still loads, as the system knows it."""
-
-        async def look() -> int | None:
-            for process in psutil.Process(worker).children():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if process.name() == "tenure-model":
-                        return int(process.pid)
-            return None
-
-        return await found(look, "the worker has started a model process")
 
     async def unloaded(self) -> None:
         work_id = await self.job("unload")
@@ -249,6 +256,15 @@ class System:
             return None
 
         return await found(answered, "the model answers")
+
+    async def kept(self, generation: str, later: str, fault_at_ms: float) -> bool:
+        """Whether the worker went on; if not, no heartbeat of it was answered for as long as it may hold on."""
+        if later == generation:
+            return True
+        seen = await self.events(WorkerRegistered)
+        successor = next(event for event in seen if event.generation == str(int(generation) + 1))
+        assert successor.at_ms - fault_at_ms >= TERMS["session_ms"] * SELF_STOP_SHARE - TERMS["beat_ms"]
+        return False
 
     async def recovered(self, fault: str, since: float) -> str:
         """Wait until it serves, and note how long that took since the fault; the generation that answers."""

@@ -25,6 +25,7 @@ from services.client import Client
 from services.client.live import Holding
 from tests.chaos.claiming import CLAIM
 from tests.chaos.invariants import nothing_is_lost
+from tests.chaos.loading import load_under_way
 from tests.chaos.processes import gone, stopped
 from tests.chaos.system import NODE, TERMS, System, system
 from tests.chaos.waiting import eventually, found
@@ -36,9 +37,16 @@ BEATS_LATE_MAX = 4  # how late the newest heartbeat before a kill may have been,
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[System]:
+async def plane() -> AsyncIterator[System]:
     async with system(model=True) as made:
         yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def running(plane: System) -> System:
+    """Each test has a deployment of its own, whose circuit counts only its own ends."""
+    await plane.deploy_again()
+    return plane
 
 
 async def refused(running: System, generation: str) -> Failure:
@@ -54,8 +62,7 @@ async def refused(running: System, generation: str) -> Failure:
 async def shown(running: System) -> Holding:
     """What `tenure ps` shows of the deployment."""
     async with await Client.connect(running.plane.settings, "chaos") as client:
-        (held,) = await holdings(client)
-    return held
+        return next(held for held in await holdings(client) if held.deployment_id == running.deployed.id)
 
 
 async def test_a_resident_model_process(running: System) -> None:
@@ -82,11 +89,9 @@ async def test_a_resident_model_process(running: System) -> None:
 
 async def test_a_model_process_that_loads(running: System) -> None:
     generation = await running.serves()
-    await running.unloaded()
-    work_id = await running.job("load")
-    assert work_id is not None
-    child, begun = await running.child_of(running.plane.pid("worker") or 0), time.monotonic()
-    os.kill(child, signal.SIGKILL)
+    async with load_under_way(running) as (work_id, child):
+        begun = time.monotonic()
+        os.kill(child, signal.SIGKILL)
     work = await running.ended(work_id)
     assert (work.stage, work.code) == ("failed", Code.CHILD_DIED)
     assert await running.recovered("model process, loading: kill -9", begun) == generation
@@ -140,19 +145,16 @@ async def test_a_model_process_whose_unload_is_being_claimed(running: System) ->
 
 
 async def test_a_model_process_that_ends_again_and_again_is_not_loaded_for_ever(running: System) -> None:
-    """Ends of the tests before count as well: at most ENDS_MAX loads are tried."""
     generation = await running.serves()
-    await running.unloaded()
     for _ in range(ENDS_MAX):
-        work_id = await running.job("load")
-        if work_id is None:
-            break
-        os.kill(await running.child_of(running.plane.pid("worker") or 0), signal.SIGKILL)
+        async with load_under_way(running) as (work_id, child):
+            os.kill(child, signal.SIGKILL)
         assert (await running.ended(work_id)).code == Code.CHILD_DIED
     refused = await running.command("job.request", deployment_id=running.deployed.id, node_id=NODE, verb="load")
     assert refused.code is Code.RUNTIME_CRASH_LOOP
     assert Code.CHILD_DIED in refused.message
-    (opened,) = await running.events(CircuitOpened)
+    seen = await running.events(CircuitOpened)
+    (opened,) = [event for event in seen if event.deployment_id == running.deployed.id]
     assert (opened.cause, opened.ends) == (Code.CHILD_DIED, ENDS_MAX)
     closed = await running.command("circuit.close", deployment_id=running.deployed.id, node_id=NODE)
     assert closed.outcome == "accepted"
@@ -162,12 +164,10 @@ async def test_a_model_process_that_ends_again_and_again_is_not_loaded_for_ever(
 
 async def test_a_worker_that_loads(running: System) -> None:
     generation = await running.serves()
-    await running.unloaded()
-    work_id = await running.job("load")
-    assert work_id is not None
-    child, begun = await running.child_of(running.plane.pid("worker") or 0), time.monotonic()
-    running.plane.kill("worker")
-    await gone(child)
+    async with load_under_way(running) as (work_id, child):
+        begun = time.monotonic()
+        running.plane.kill("worker")
+        await gone(child)
     later = await running.recovered("worker, loading: kill -9", begun)
     assert int(later) > int(generation)
     work = await running.ended(work_id)

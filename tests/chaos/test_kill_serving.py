@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import pytest_asyncio
 
-from schemas.events import WorkerRegistered
+from schemas.codes import Code
 from schemas.serving import Answer
 from tests.chaos.invariants import nothing_is_lost
+from tests.chaos.loading import load_under_way
 from tests.chaos.processes import stopped
 from tests.chaos.report import recovered
 from tests.chaos.system import TERMS, System, system
@@ -24,7 +25,6 @@ from tests.chaos.work import done_once
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 VICTIMS = ("control", "relay", "projector", "nats", "postgres")
-SELF_STOP_SHARE = 0.9  # of the term: after that long without an answer a worker ends what it holds
 ANSWER_S = 30.0
 LATE_ANSWER_S = 2.0
 
@@ -51,10 +51,8 @@ async def an_invocation(running: System, victim: str) -> None:
         assert isinstance(answer, Answer)
         assert answer.generation == generation
     later = await running.recovered(f"{victim}, an invocation under way: kill -9", begun)
-    if later == generation:
+    if await running.kept(generation, later, at_ms):
         assert await running.child() == child
-    else:
-        await lost_by_rule(running, later, at_ms)
 
 
 async def an_unload(running: System, victim: str) -> None:
@@ -63,27 +61,29 @@ async def an_unload(running: System, victim: str) -> None:
         work_id = await running.job("unload")
         assert work_id is not None
         await running.leased(work_id)
-        begun = time.monotonic()
+        begun, at_ms = time.monotonic(), time.time() * 1_000
         await running.plane.killed(victim)
-    work = await done_once(running, work_id)
-    assert [(grant.attempt, grant.generation) for grant in work.grants] == [(1, generation)]
+    row = await running.ended(work_id)
     await running.command_goes_the_whole_way()
     recovered(f"{victim}, an unload under way: kill -9", time.monotonic() - begun, TERMS)
-    assert await running.residency() == "absent"
+    later = (await running.serving_session()).generation
+    if await running.kept(generation, later, at_ms):
+        work = await done_once(running, work_id)
+        assert [(grant.attempt, grant.generation) for grant in work.grants] == [(1, generation)]
+        assert await running.residency() == "absent"
+    else:
+        assert (row.stage, row.code) == ("failed", Code.WORKER_LOST)
 
 
 async def a_load(running: System, victim: str) -> None:
     generation = (await running.serving_session()).generation
-    await running.unloaded()
-    work_id = await running.job("load")
-    assert work_id is not None
-    child = await running.child_of(running.plane.pid("worker") or 0)
-    with stopped([child]):
-        begun = time.monotonic()
+    async with load_under_way(running) as (work_id, _):
+        begun, at_ms = time.monotonic(), time.time() * 1_000
         await running.plane.killed(victim)
     work = await done_once(running, work_id)
-    assert {grant.generation for grant in work.grants} == {generation}
-    assert await running.recovered(f"{victim}, a load under way: kill -9", begun) == generation
+    later = await running.recovered(f"{victim}, a load under way: kill -9", begun)
+    if await running.kept(generation, later, at_ms):
+        assert {grant.generation for grant in work.grants} == {generation}
 
 
 MOMENTS: dict[str, Callable[[System, str], Awaitable[None]]] = {
@@ -98,10 +98,3 @@ MOMENTS: dict[str, Callable[[System, str], Awaitable[None]]] = {
 async def test_in_the_middle(running: System, victim: str, moment: str) -> None:
     await MOMENTS[moment](running, victim)
     await nothing_is_lost(running.plane.postgres_dsn, running.nc)
-
-
-async def lost_by_rule(running: System, later: str, killed_at_ms: float) -> None:
-    """A new generation is there because the old one had no answer to a heartbeat for as long as it may hold on."""
-    registered = next(event for event in await running.events(WorkerRegistered) if event.generation == later)
-    silent_ms = registered.at_ms - killed_at_ms
-    assert silent_ms >= TERMS["session_ms"] * SELF_STOP_SHARE - TERMS["beat_ms"]
