@@ -115,6 +115,7 @@ def _operator(node_ids: Collection[str]) -> dict[str, object]:
                 "$JS.API.STREAM.NAMES",
                 "$JS.API.STREAM.LIST",
                 "$JS.API.STREAM.INFO.*",
+                "$JS.API.CONSUMER.INFO.*.*",
                 f"$JS.API.STREAM.MSG.GET.{stream}",
                 f"$JS.API.DIRECT.GET.{stream}",
                 f"$JS.API.DIRECT.GET.{stream}.>",

@@ -177,7 +177,8 @@ async def test_a_lost_consumer_is_noticed(clients: tuple[Any, Any]) -> None:
     pull = await two.jetstream().pull_subscribe(
         f"{subjects.CMD}.>", durable="test", stream=subjects.STREAM_COMMANDS, config=ConsumerConfig()
     )
-    await pull.consumer_info()
+    await one.jetstream().publish(f"{subjects.CMD}.node.enrol", b"work")
+    assert (await pull.consumer_info()).num_pending == 1  # what nobody has taken yet
     if isinstance(one, SimClient):
         one.bus.wipe()
     else:

@@ -82,6 +82,12 @@ class Consumer:
             self._out[sequence] = now + self.ack_wait_s
         return found
 
+    def pending(self) -> int:
+        """How many were never delivered."""
+        later = range(self._next, self.stream.last_sequence + 1)
+        held = [self.stream.messages.get(sequence) for sequence in later]
+        return sum(message is not None and matches(self.pattern, message[0]) for message in held)
+
     def done(self, sequence: int) -> None:
         self._out.pop(sequence, None)
         if self.stream.config.get("retention") == "workqueue":
@@ -173,7 +179,7 @@ class PullSubscription:
         stream = self._client.bus.stream(self._stream)
         if stream.consumers.get(self._durable) is not self._consumer:
             raise nats.js.errors.NotFoundError(code=404, description="consumer not found", err_code=10014)
-        return SimpleNamespace(name=self._durable)
+        return SimpleNamespace(name=self._durable, num_pending=self._consumer.pending())
 
     async def unsubscribe(self) -> None:
         return None

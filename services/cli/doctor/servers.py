@@ -13,6 +13,7 @@ from schemas import subjects
 from schemas.codes import Refusal
 from schemas.queries import Query
 from services.cli.doctor.findings import Check, failed, ok, skipped, warning
+from services.cli.doctor.progress import follower_check, readers_check
 from services.cli.screen.formats import span
 from services.client import Client
 from services.client.answers import position_of
@@ -22,12 +23,12 @@ from services.settings import ENDPOINTS_FILE, Settings
 
 POSTGRES_TIMEOUT_S = 3
 PING_TIMEOUT_S = 1.0
-LAG_MAX = 1_000  # events; more than this is not a moment's delay
 START = "Start the servers with `tenure up`, or set TENURE_POSTGRES_DSN and TENURE_NATS_URL."
 STREAMS = (
     subjects.STREAM_COMMANDS, subjects.STREAM_EVENTS, subjects.STREAM_WORK, subjects.STREAM_EVIDENCE,
 )  # fmt: skip
 SERVICES = ("control", "relay", "projector", "query")  # NATS micro services a plane cannot do without
+BEHIND_NATS = ("streams", "services", "projection", "relay", "readers", "nodes")
 DURABILITY = ("fsync", "synchronous_commit", "full_page_writes")
 
 
@@ -42,7 +43,7 @@ async def server_checks(settings: Settings) -> list[Check]:
     except Refusal as refusal:
         advice = refusal.detail.get("advice") or START
         checks.append(failed("nats", refusal.message, advice, server=True))
-        return [*checks, *(skipped(name, "NATS") for name in ("streams", "services", "projection", "relay", "nodes"))]
+        return [*checks, *(skipped(name, "NATS") for name in BEHIND_NATS)]
     try:
         checks.append(ok("nats", f"{known.nats_url}"))
         return checks + await _behind(client, last)
@@ -108,7 +109,9 @@ async def _behind(client: Client, last: int | None) -> list[Check]:
         checks.append(await _services(client))
         checks.append(await _projection(client, last))
         checks.append(await _relay(client, last))
-        checks += await _nodes(client)
+        nodes = await _node_rows(client)
+        checks.append(await readers_check(client, [] if isinstance(nodes, Check) else nodes))
+        checks += [nodes] if isinstance(nodes, Check) else await _nodes(client, nodes)
     except Unreachable as error:
         checks.append(failed("nats", str(error), START, server=True))
     return checks
@@ -147,35 +150,34 @@ def _service_name(data: bytes) -> str | None:
 
 
 async def _projection(client: Client, last: int | None) -> Check:
-    try:
+    async def look() -> tuple[int, str]:
         reply = await client.query("node", Query(limit=1))
+        return reply.position, f", checked {span(reply.age_ms)} ago"
+
+    try:
+        return await follower_check("projection", "projector", last, look)
     except Refusal as refusal:
         return failed("projection", refusal.message, "Start the projector and the query service.", server=True)
-    return _lag("projection", reply.position, last, f", checked {span(reply.age_ms)} ago", "projector")
 
 
 async def _relay(client: Client, last: int | None) -> Check:
-    newest: list[int] = []
-    async for message in client.wire.stream(subjects.STREAM_EVENTS, f"{subjects.EVT}.>", -1, follow=False):
-        newest.append(position_of(message))
-    return _lag("relay", newest[-1] if newest else 0, last, "", "relay")
+    async def look() -> tuple[int, str]:
+        newest = 0
+        async for message in client.wire.stream(subjects.STREAM_EVENTS, f"{subjects.EVT}.>", -1, follow=False):
+            newest = position_of(message)
+        return newest, ""
+
+    return await follower_check("relay", "relay", last, look)
 
 
-def _lag(name: str, position: int, last: int | None, suffix: str, process: str) -> Check:
-    if last is None:
-        return ok(name, f"at position {position}{suffix}; the log could not be compared")
-    behind = max(0, last - position)
-    found = f"at position {position}, {behind} behind the log{suffix}"
-    if behind > LAG_MAX:
-        return failed(name, found, f"Look at the {process}'s log; it does not keep up or has stopped.")
-    return ok(name, found)
-
-
-async def _nodes(client: Client) -> list[Check]:
+async def _node_rows(client: Client) -> list[NodeRow] | Check:
     try:
-        nodes = await client.rows(NodeRow)
+        return await client.rows(NodeRow)
     except Refusal as refusal:
-        return [failed("nodes", refusal.message, "See projection.")]
+        return failed("nodes", refusal.message, "See projection.")
+
+
+async def _nodes(client: Client, nodes: list[NodeRow]) -> list[Check]:
     if not nodes:
         return [warning("nodes", "none is enrolled", "Enrol one with `tenure node enrol` and start its worker.")]
     told = await asyncio.gather(*(client.live(node.id, node.generation) for node in nodes))
