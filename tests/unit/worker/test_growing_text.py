@@ -50,6 +50,7 @@ def grow(text: GrowingText, ids: list[int]) -> list[str]:
 @given(TEXTS, STOPS, st.lists(st.integers(1, 7), min_size=1, max_size=5))
 @example("ababb", ["abb", "bb"], [1])
 @example("xab", ["b", "ab"], [3])
+@example("abc", ["abc", "b"], [3])
 def test_however_it_is_cut_into_tokens(text: str, stops: list[str], cuts: list[int]) -> None:
     tokens = Tokens()
     growing = GrowingText(tokens.decode, stops)
