@@ -149,8 +149,15 @@ class Assessed(Struct, frozen=True, tag="assessed", forbid_unknown_fields=True):
     details: Annotated[dict[Detail, Detail], Meta(max_length=DETAILS_MAX)] | UnsetType = UNSET
 
 
+Way = Literal["forked", "fresh"]  # how a model process was started; workers of old did not say
+
+
 class Probed(Struct, frozen=True, tag="probed", forbid_unknown_fields=True):
-    """The whole cycle ran: load, health, measure, unload, exit."""
+    """The whole cycle ran: load, health, measure, unload, exit.
+
+    `prepare_ms` has the imports of the runtime only where the process was started `fresh`: a `forked` one is a copy of
+    the worker's fork server, which has them done.
+    """
 
     fingerprint: Digest
     health: Health
@@ -162,6 +169,7 @@ class Probed(Struct, frozen=True, tag="probed", forbid_unknown_fields=True):
     unload_ms: float
     child_pid: int
     child_exit_code: int
+    started: Way | UnsetType = UNSET
 
 
 class Loaded(Struct, frozen=True, tag="loaded", forbid_unknown_fields=True):
@@ -171,6 +179,7 @@ class Loaded(Struct, frozen=True, tag="loaded", forbid_unknown_fields=True):
     offline: OfflineProof
     load_ms: float
     child_pid: int
+    started: Way | UnsetType = UNSET
 
 
 class HealthChecked(Struct, frozen=True, tag="health_checked", forbid_unknown_fields=True):

@@ -206,6 +206,7 @@ async def test_probe_proves_isolation_and_gives_memory_back(bench: Bench) -> Non
     assert memory.reclaim_complete
     assert memory.device_used_loaded.unavailable
     assert outcome.child_exit_code == 0
+    assert outcome.started == bench.way
     assert identify(outcome.child_pid) is None
 
 
@@ -312,6 +313,7 @@ async def test_two_loads_at_once_load_once_then_drain_and_unload(bench: Bench, r
     first, second = await bench.job("load", deployment_id), await bench.job("load", deployment_id)
     loaded = [await bench.control.outcome(item) for item in (first, second)]
     assert all(isinstance(outcome, Loaded) for outcome in loaded), loaded
+    assert [outcome.started for outcome in loaded] == [bench.way] * 2
     assert loaded[0].child_pid == loaded[1].child_pid
     pid = loaded[0].child_pid
 

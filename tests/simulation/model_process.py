@@ -31,6 +31,8 @@ NO_ALLOCATOR = AllocatorReading(unavailable="simulated")
 class SimModelProcess:
     """As worker.model.child.ModelProcess."""
 
+    way = "fresh"
+
     def __init__(self, host: Host) -> None:
         self.host = host
         self.parent = PROCESS.get()

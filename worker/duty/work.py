@@ -181,6 +181,7 @@ async def _probe(order: WorkOrder, spec: ProbeSpec, place: Workplace, on_stage: 
         unload_ms=unload_ms,
         child_pid=model.process.identity.pid,
         child_exit_code=ended.exit_code,
+        started=model.process.way,
     )
 
 
@@ -206,6 +207,7 @@ async def _load(order: WorkOrder, spec: JobSpec, place: Workplace, on_stage: OnS
         offline=model.offline,
         load_ms=model.prepare_ms + model.load_ms,
         child_pid=model.process.identity.pid,
+        started=model.process.way,
     )
 
 

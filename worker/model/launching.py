@@ -12,11 +12,11 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Literal
 
 import structlog
 from msgspec import Struct
 
+from schemas.evidence import Way
 from worker.adapters import registry
 from worker.model.fork_server import Begin, Fork
 from worker.model.forking import Ends, ForkServer, Unavailable, start_program
@@ -24,7 +24,6 @@ from worker.model.own_children import OwnChildren
 from worker.model.strays import become_reaper
 from worker.model.watch import Watch
 
-Way = Literal["forked", "fresh"]
 _log = structlog.get_logger(__name__)
 
 
