@@ -189,6 +189,15 @@ def test_unreadable_exif_turns_nothing() -> None:
     assert rgb(decode(data, 0, WHITE)).shape == PIXELS.shape
 
 
+def test_what_pillow_warns_of_is_not_shown() -> None:
+    data = png(1, 1, 8, 2, b"\1\2\3", (b"acTL", struct.pack(">II", 0, 0)))
+    with pytest.warns(UserWarning, match="Invalid APNG"):
+        Image.open(io.BytesIO(data))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert rgb(decode(data, 0, WHITE)).tolist() == [[[1, 2, 3]]]
+
+
 def test_a_colour_profile_is_ignored_and_said() -> None:
     data = file_of(Image.fromarray(PIXELS), "PNG", icc_profile=b"some profile")
     picture = decode(data, 0, WHITE)

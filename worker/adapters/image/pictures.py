@@ -86,8 +86,7 @@ def decode(data: bytes, number: int, settings: ImageSettings) -> Picture:
         image.load()
         if orientation:
             said.append(f"EXIF orientation {orientation} applied")
-            if stored.format != "TIFF":  # a TIFF has turned itself while it was loaded
-                image = _ops().exif_transpose(image)
+            image = _ops().exif_transpose(image)  # nothing is left to turn of a TIFF, which did while it was loaded
         return Picture(_to_rgb(image, stored, said, number, settings), said)
 
 
@@ -138,8 +137,6 @@ def _opened(data: bytes, number: int, settings: ImageSettings) -> Any:
     width, height = image.size
     if width < 1 or height < 1:
         raise _invalid(number, f"has no pixels: it is {width} by {height}")
-    if width * height > settings.pixels_max:
-        raise _too_large(number, f"{width * height} pixels ({width} by {height})", settings)
     if image.format != "MPO" and getattr(image, "is_animated", False):
         raise _invalid(number, f"is a {image.format} with more than one frame; send the one that is meant")
     return image
