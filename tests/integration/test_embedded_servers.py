@@ -294,6 +294,40 @@ async def test_a_node_may_do_its_work_and_no_persons(nats_url: str, nats_server:
     await control.close()
 
 
+async def test_a_node_may_answer_one_invocation_in_many_pieces(
+    nats_url: str, nats_operator_url: str, nats_server: NatsServer
+) -> None:
+    """What is streamed, and then whole; and only where a request has asked for it."""
+    node = NodeSession("n1")
+    worker = await node.connect(nats_server)
+    person = await nats.connect(nats_operator_url)
+    pieces = [b"%d" % number for number in range(50)]
+
+    async def answer(message: Msg) -> None:
+        for piece in pieces:
+            await message.respond(piece)
+
+    await worker.subscribe(subjects.serve_subject("n1", "1", "*"), cb=answer)
+    await worker.flush()
+    inbox = person.new_inbox()
+    heard = await person.subscribe(inbox)
+    subject = subjects.serve_subject("n1", "1", "d1")
+
+    async def asked() -> list[bytes]:
+        """All pieces; asked again where the server knew of no responder while it read its logins."""
+        await person.publish(subject, b"", reply=inbox)
+        first = await heard.next_msg(timeout=WAIT_S)
+        if not first.data:
+            return await asked()
+        return [first.data, *[(await heard.next_msg(timeout=WAIT_S)).data for _ in pieces[1:]]]
+
+    assert await asked() == pieces
+    assert node.refused == []
+    await node.may_not(publish=[person.new_inbox()], subscribe=[inbox])
+    await person.close()
+    await worker.close()
+
+
 async def test_one_node_cannot_speak_or_listen_as_another(nats_url: str, nats_server: NatsServer) -> None:
     control = await work_and_evidence(nats_url)
     victim, node = NodeSession("n2"), NodeSession("n1")
