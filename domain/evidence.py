@@ -25,6 +25,7 @@ from domain.folding.states import (
     WorkState,
     stream_of,
 )
+from domain.goldens import missed
 from domain.leases import residency, residency_after_cancel, residency_after_failure
 from schemas import evidence as se
 from schemas.canonical import digest_of
@@ -207,7 +208,7 @@ def _shortfall(statement: Any, work: WorkState, world: World) -> tuple[Code, str
     health = statement.health
     if not (health.process and health.runtime and health.model and health.capability):
         return Code.HEALTH_FAILED, health.detail or "a health layer failed"
-    if not health.output_digest or not health.output_dimensions:
+    if not health.output_digest or health.output_dimensions == 0:  # None: a task whose output has no dimensions
         return Code.HEALTH_FAILED, "the health check gave no output"
     expected = _expected_fingerprint(work, world)
     if statement.fingerprint != expected:
@@ -217,6 +218,9 @@ def _shortfall(statement: Any, work: WorkState, world: World) -> tuple[Code, str
         profile = world.get(ProfileState, "profile", spec.profile_id)
         if profile is not None and profile.profile.require_offline_proof and not statement.offline.proven:
             return Code.OFFLINE_NOT_PROVEN, "the profile asks for proof of isolation and there is none"
+        miss = missed(profile.profile, health) if profile is not None else ""
+        if miss:
+            return Code.GOLDEN_MISSED, miss
     if isinstance(statement, se.Probed) and not statement.memory.reclaim_complete:
         why = statement.memory.reclaim_reason or "not all came back"
         return Code.RECLAIM_INCOMPLETE, f"the probe's memory was not seen to be given back: {why}"

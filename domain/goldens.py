@@ -1,7 +1,7 @@
-"""What golden probes a profile may carry: of its own task, named apart, small enough for every order that repeats them.
+"""Golden probes: which a profile may carry, and whether a model came near enough to each.
 
-The rule is on the profile and not on the answers: whether a model comes near enough is measured by the worker, and a
-miss is a failed probe like any other.
+A profile's golden probes are of its own task, named apart, and small enough for every order that repeats them. The
+worker measures distances; whether they pass is decided here, by the profile's tolerances and not by the worker's word.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from msgspec import UnsetType
 from domain.deciding.outcomes import Rejected
 from schemas.canonical import canonical_json
 from schemas.codes import Code
+from schemas.evidence import Health
 from schemas.profiles import RuntimeProfile
 from schemas.tasks.golden import GOLDEN_BYTES_MAX
 from schemas.tasks.requests import REQUEST_OF, RESULT_OF
@@ -37,3 +38,18 @@ def refuse_goldens(profile: RuntimeProfile) -> Rejected | None:
         message = f"the golden probes take {size} bytes as JSON; the bound is {GOLDEN_BYTES_MAX}"
         return Rejected(Code.MESSAGE_TOO_LARGE, message)
     return None
+
+
+def missed(profile: RuntimeProfile, health: Health) -> str:
+    """Which golden probe of the profile this health check does not prove, in words; empty where it proves all."""
+    if isinstance(profile.golden, UnsetType):
+        return ""
+    seen = {} if isinstance(health.golden, UnsetType) else {one.name: one for one in health.golden}
+    for probe in profile.golden:
+        one = seen.get(probe.name)
+        if one is None:
+            return f"golden probe `{probe.name}` was not asked"
+        if one.distance is None or not one.distance <= probe.tolerance:
+            found = one.detail if one.distance is None else f"distance {one.distance:.6g}"
+            return f"golden probe `{probe.name}`: {found}; at most {probe.tolerance:.6g} passes"
+    return ""

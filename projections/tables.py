@@ -6,15 +6,21 @@ expected one; so each event is projected exactly once, by whichever projector ge
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Sequence
+
+import msgspec
 
 from projections.rows import TABLES, Row
 from schemas.canonical import digest_of
 
 SCHEMA = "view"
 PROJECTION = "main"
+# NUL as JSON writes it, after an even number of backslashes: after an odd one the last escapes the next.
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+_encode = msgspec.json.Encoder().encode
 _SQL_TYPES: dict[object, str] = {str: "text", int: "bigint", bool: "boolean"}
 INDEXES = {
     "work": ("stage", "node_id", "deployment_id", "kind"),
@@ -56,6 +62,16 @@ def ddl() -> list[str]:
 def schema_digest() -> str:
     """Changes whenever a table does; the projector then rebuilds them all from the log."""
     return digest_of(ddl())
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """The rows as the JSON array that `upsert` takes.
+
+    PostgreSQL's text holds every character but NUL, and a model or a person may write one: it is shown as U+FFFD, the
+    replacement character. The log has it as it was. Left alone it would stop the projection at that event for good.
+    """
+    text = _encode(rows).decode()
+    return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
 
 
 def upsert(tables: Sequence[str]) -> str:

@@ -72,7 +72,7 @@ class Memory(Struct, frozen=True, forbid_unknown_fields=True):
     reclaim_reason: Annotated[str, Meta(max_length=1_000)] | UnsetType = UNSET
 
 
-class Attempt(Struct, frozen=True, forbid_unknown_fields=True):
+class Attempt(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One try at breaking out of the sandbox from inside it, and how it ended.
 
     `outside` is what came of the same try just before, without the sandbox. Where it failed there too it is not

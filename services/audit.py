@@ -13,6 +13,7 @@ from domain.audit import Auditor, Finding
 from domain.folding.states import State
 from projections.project import Rows, project
 from projections.rows import TABLES, Row
+from projections.tables import as_json
 from schemas.events import Event, decode_event
 from services.control.intake import signature_valid
 from services.eventlog.port import EventLog, LogRow
@@ -114,5 +115,5 @@ def compare(folded: Rows, projected: dict[tuple[str, str], dict[str, Any]]) -> l
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(row)
-    return plain
+    plain: list[dict[str, Any]] = msgspec.json.decode(as_json([row]))
+    return plain[0]

@@ -7,19 +7,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import msgspec
 import psycopg
 
 from projections.project import Rows
 from projections.rows import Row
-from projections.tables import PROJECTION, SCHEMA, ddl, schema_digest, upsert
+from projections.tables import PROJECTION, SCHEMA, as_json, ddl, schema_digest, upsert
 from services.eventlog.port import LogUnavailable
 
 CONNECT_TIMEOUT_S = 5
 MAKE_LOCK = 7_368_123_002  # arbitrary, ours
 
 T = TypeVar("T")
-_encode = msgspec.json.Encoder().encode
 
 
 class ViewStore:
@@ -94,5 +92,5 @@ class ViewStore:
         statement = self._statements.get(tables)
         if statement is None:
             statement = self._statements[tables] = upsert(tables)
-        parameters = [position, PROJECTION, expected, *(_encode(by_table[table]).decode() for table in tables)]
+        parameters = [position, PROJECTION, expected, *(as_json(by_table[table]) for table in tables)]
         return self._connection().execute(statement.encode(), parameters, prepare=True).fetchone() is not None

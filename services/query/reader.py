@@ -59,6 +59,8 @@ class Reader:
         unknown = [name for name in query.where if table in TABLES and name not in TABLES[table].__struct_fields__]
         if unknown:
             return _refused(Code.COMMAND_MALFORMED, f"table {table} has no column {unknown[0]!r}")
+        if any("\0" in (text or "") for text in (*query.where.values(), query.id, query.after)):
+            return _refused(Code.COMMAND_MALFORMED, "no value in the tables holds a NUL character")
         until = time.monotonic() + query.wait_ms / 1000
         for _ in range(POOL_MAX):
             try:

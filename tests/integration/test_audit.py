@@ -8,16 +8,18 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
+from projections.project import Rows
 from projections.rows import TABLES
 from schemas.events import TOPIC_OF, WorkCompleted, encode_event
 from schemas.queries import Query
-from services.audit import AuditReport, audit, replay
+from services.audit import AuditReport, audit, compare, read_tables, replay
 from services.eventlog.migrate import migrate
 from services.eventlog.port import NewEvent
 from services.eventlog.postgres import PostgresLog
 from services.eventlog.tail import Tail
 from services.projector.projector import Projector
 from services.projector.store import ViewStore
+from tests.fake_wire import work as work_row
 from tests.golden.record import NEWEST, digest_file, states_digest, tell
 from tests.plane import control_plane
 from tests.unit.domain import statements as says
@@ -163,3 +165,19 @@ async def test_refused_evidence_about_unknown_work_moves_its_nodes_row(told: Tol
     await told.project()
     report = await told.audited()
     assert report.consistent, report.table_differences
+
+
+async def test_a_character_the_tables_cannot_hold_does_not_stop_them(postgres_dsn: str) -> None:
+    """NUL is a character of JSON and of Python's text, and none of PostgreSQL's."""
+    store = ViewStore(postgres_dsn)
+    begun = await store.prepare()
+    text = 'a\0b \\u0000 \\\\\0 "\0"'
+    row = work_row(message=text, result={text: [text]})
+    rows: Rows = {("work", row.id): row}
+    assert await store.write(rows, begun, 7)
+    read = read_tables(postgres_dsn)
+    assert read is not None
+    assert read[0] == 7
+    assert read[1]["work", row.id]["message"] == text.replace("\0", "\ufffd")
+    assert compare(rows, read[1]) == []
+    await store.close()

@@ -201,6 +201,8 @@ async def test_tables_are_rebuilt_to_the_same_rows(plane: ControlPlane) -> None:
 async def test_queries_refuse_what_they_do_not_know(plane: ControlPlane) -> None:
     assert (await plane.reader.answer("secrets", Query())).code is Code.UNKNOWN_STREAM
     assert (await plane.reader.answer("node", Query(where={"x; drop table": "1"}))).code is Code.COMMAND_MALFORMED
+    for nothing in (Query(where={"id": "a\0b"}), Query(id="a\0bcd"), Query(after="\0")):
+        assert (await plane.reader.answer("node", nothing)).code is Code.COMMAND_MALFORMED
     late = await plane.reader.answer("node", Query(min_position=10_000, wait_ms=50))
     assert late.code is Code.UNAVAILABLE
 

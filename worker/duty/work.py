@@ -196,7 +196,7 @@ async def _load(order: WorkOrder, spec: JobSpec, place: Workplace, on_stage: OnS
 
     resident, fresh = await place.residents.load(wanted, load)
     model = resident.running
-    health = model.health if fresh else await check_health(model.process, model.profile)
+    health = model.health if fresh else await check_health(model.process, model.profile, golden=True)
     if not health.capability:
         raise Refusal(Code.HEALTH_FAILED, f"the model is resident and not sound: {health.detail}")
     on_stage("ready")

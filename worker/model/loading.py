@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from schemas.codes import Code, Refusal
 from schemas.evidence import Health, Memory, OfflineProof
@@ -128,21 +128,23 @@ def _why_not_proven(offline: OfflineProof) -> str:
     return f"not refused: {', '.join(done) or 'nothing'}; missing layers: {', '.join(offline.missing) or 'none'}"
 
 
-async def check_health(process: ModelProcess, profile: RuntimeProfile) -> Health:
-    """One small real inference. What goes wrong is told layer by layer, never raised."""
-    health, _ = await _ask_health(process, profile, golden=False)
+async def check_health(process: ModelProcess, profile: RuntimeProfile, *, golden: bool = False) -> Health:
+    """One small real inference, and with `golden` the golden probes. What goes wrong is told layer by layer."""
+    health, _ = await _ask_health(process, profile, golden=golden)
     return health
 
 
 async def _ask_health(
     process: ModelProcess, profile: RuntimeProfile, *, golden: bool
 ) -> tuple[Health, AllocatorReading]:
-    """With `golden`, the profile's golden probes as well; and what the allocator held after them."""
+    """And what the allocator held afterwards. Each golden probe has the time that the health check has."""
     begun = time.perf_counter()
+    probes = len(profile.golden) if golden and not isinstance(profile.golden, UnsetType) else 0
+    bound_ms = profile.limits.health_ms * (1 + probes)
     try:
-        answer = await process.ask(frames.CheckHealth(golden), profile.limits.health_ms)
+        answer = await process.ask(frames.CheckHealth(golden), bound_ms)
     except TimeoutError:
-        detail = f"no answer within {profile.limits.health_ms} ms"
+        detail = f"no answer within {bound_ms} ms"
         alive = not process.exited.done()
         return Health(alive, False, False, False, _elapsed_ms(begun), detail=detail), NOT_ANSWERED
     except Refusal as refusal:

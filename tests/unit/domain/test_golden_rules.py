@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
+import pytest
 
 from domain.goldens import refuse_goldens
 from schemas import commands as c
 from schemas.codes import Code
 from schemas.profiles import RuntimeProfile, profile_digest
-from schemas.tasks.golden import GOLDEN_BYTES_MAX, GoldenProbe
+from schemas.tasks.golden import GOLDEN_BYTES_MAX, GoldenProbe, GoldenSeen
 from schemas.tasks.text import Embedded, EmbedRequest, Generated, GenerateRequest
+from tests.unit.domain import statements as says
 from tests.unit.domain.story import PROFILE, Story
 
 VECTOR = Embedded(b"\0" * 4, 1, 1, [1], [False])
@@ -54,3 +57,38 @@ def test_each_rule() -> None:
         assert refused.code is code
     assert refuse_goldens(profile(PROBE)) is None
     assert refuse_goldens(PROFILE) is None
+
+
+def seen(distance: float | None, name: str = "greeting") -> list[GoldenSeen]:
+    return [GoldenSeen(name, True, distance, 9.0, "refused: too long" if distance is None else "")]
+
+
+@pytest.mark.parametrize(
+    ("health", "word"),
+    [
+        ({}, "not asked"),
+        ({"golden": []}, "not asked"),
+        ({"golden": seen(0.0, "another")}, "not asked"),
+        ({"golden": seen(0.02)}, "0.02"),
+        ({"golden": seen(math.nan)}, "at most"),  # JSON has no NaN: it arrives as no distance
+        ({"golden": seen(None)}, "too long"),
+    ],
+)
+def test_a_probe_that_misses_makes_no_candidate_whatever_the_worker_calls_it(health: dict[str, Any], word: str) -> None:
+    story = Story()
+    work_id = story.probe(profile=profile(PROBE))
+    statement = msgspec.structs.replace(says.probed(story.fingerprint()), health=says.health(**health))
+    story.finish(work_id, statement)
+    work = story.work(work_id)
+    assert (work.stage, work.code) == ("failed", Code.GOLDEN_MISSED)
+    assert word in work.message
+    assert f"candidate-{work_id}" not in {line.stream for line in story.lines}
+
+
+def test_a_probe_that_comes_near_enough_makes_one() -> None:
+    story = Story()
+    work_id = story.probe(profile=profile(PROBE))
+    statement = msgspec.structs.replace(says.probed(story.fingerprint()), health=says.health(golden=seen(0.01)))
+    story.finish(work_id, statement)
+    assert story.work(work_id).stage == "completed"
+    assert f"candidate-{work_id}" in {line.stream for line in story.lines}
