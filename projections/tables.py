@@ -60,7 +60,7 @@ def ddl() -> list[str]:
 
 
 def schema_digest() -> str:
-    """Changes whenever a table does; the projector then rebuilds them all from the log."""
+    """Changes whenever a table does."""
     return digest_of(ddl())
 
 

@@ -11,8 +11,9 @@ import psycopg
 
 from projections.project import Rows
 from projections.rows import Row
-from projections.tables import PROJECTION, SCHEMA, as_json, ddl, schema_digest, upsert
+from projections.tables import PROJECTION, SCHEMA, as_json, ddl, upsert
 from services.eventlog.port import LogUnavailable
+from services.projector.version import rows_digest
 
 CONNECT_TIMEOUT_S = 5
 MAKE_LOCK = 7_368_123_002  # arbitrary, ours
@@ -30,7 +31,7 @@ class ViewStore:
         self._statements: dict[tuple[str, ...], str] = {}
 
     async def prepare(self, *, rebuild: bool = False) -> int:
-        """Make the tables if they are not this version's (or if told to); the tracked position."""
+        """Make the tables if another version made them (or if told to); the tracked position."""
         return await self._call(self._prepare, rebuild)
 
     async def write(self, rows: Rows, expected: int, position: int) -> bool:
@@ -66,7 +67,7 @@ class ViewStore:
             self._conn = None
 
     def _prepare(self, rebuild: bool) -> int:
-        conn, digest = self._connection(), schema_digest()
+        conn, digest = self._connection(), rows_digest()
         with conn.transaction():
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (MAKE_LOCK,))
             there = conn.execute("SELECT to_regclass(%s)", (f"{SCHEMA}.tracking",)).fetchone()

@@ -15,6 +15,8 @@ from schemas import subjects
 from schemas.codes import Code
 from schemas.commands import BY_SUBJECT
 from schemas.queries import Query
+from services.projector.store import ViewStore
+from tests.fake_wire import work as work_row
 from tests.plane import ControlPlane, control_plane, eventually
 
 SHA = "ab" * 32
@@ -196,6 +198,17 @@ async def test_tables_are_rebuilt_to_the_same_rows(plane: ControlPlane) -> None:
     after = (await plane.reader.answer("node", Query(min_position=reply.position, wait_ms=10_000))).rows
     assert after == before
     assert [row["id"] for row in after if not row["enabled"]] == ["n3", "n4"]
+
+
+async def test_another_release_makes_the_tables_anew(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns can be the same and rows not: what they are made by decides."""
+    store = ViewStore(postgres_dsn)
+    begun = await store.prepare()
+    assert await store.write({("work", "w"): work_row(ident="w")}, begun, 9)
+    assert await store.prepare() == 9
+    monkeypatch.setattr("services.projector.store.rows_digest", lambda: "of another release")
+    assert await store.prepare() == 0
+    await store.close()
 
 
 async def test_queries_refuse_what_they_do_not_know(plane: ControlPlane) -> None:
