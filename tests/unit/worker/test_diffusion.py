@@ -28,6 +28,7 @@ from services.showcase.diffusion import (
     flux,
     pixels,
     stable_diffusion,
+    stable_diffusion_xl,
 )
 from services.showcase.model import files_of
 from worker.adapters import registry
@@ -277,6 +278,44 @@ def test_what_the_decoder_gives_must_be_finite(value: float, folder: Path, adapt
     adapter.model.vae.decoder.register_forward_hook(poison)
     answer = ask(adapter, ImagineRequest("a cat", seed=1, count=3))[0]
     assert answer == Refused(Code.OUTPUT_NOT_FINITE, "the model gave NaN or infinity for image 2")
+
+
+def test_memory_that_runs_out_refuses_its_request_only(folder: Path, adapters: list[DiffusionAdapter]) -> None:
+    import torch
+
+    adapter = started(folder, adapters)
+    small = ImagineRequest("a cat", seed=1)
+    alone = ask(adapter, small)[0]
+
+    def run_out(module: Any, inputs: Any) -> None:
+        if inputs[0].shape[-1] > SETTINGS.width // 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    adapter.model.unet.register_forward_pre_hook(run_out)
+    answers = ask(adapter, small, ImagineRequest("a cat", seed=1, width=64), small)
+    assert (answers[0], answers[2]) == (alone, alone)
+    assert answers[1] == Refused(Code.OUT_OF_MEMORY, "CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+@pytest.mark.filterwarnings("ignore:`upcast_vae`:FutureWarning")  # of the library about itself
+def test_a_decoder_that_failed_in_float32_is_put_back(tmp_path: Path, adapters: list[DiffusionAdapter]) -> None:
+    import torch
+
+    stable_diffusion_xl(tmp_path)
+    edit(tmp_path, lambda one: one.update(force_upcast=True), "vae/config.json")
+    adapter = started(tmp_path, adapters, dtype="float16")
+    seen = []
+
+    def run_out(module: Any, inputs: Any) -> None:
+        seen.append(adapter.model.vae.dtype)
+        raise torch.OutOfMemoryError("out of memory")
+
+    hook = adapter.model.vae.decoder.register_forward_pre_hook(run_out)
+    assert ask(adapter, ImagineRequest("a cat", seed=1))[0].code == Code.OUT_OF_MEMORY
+    hook.remove()
+    assert seen == [torch.float32]
+    assert adapter.model.vae.dtype == torch.float16
+    assert made(ask(adapter, ImagineRequest("a cat", seed=1))[0]).images
 
 
 # Files.

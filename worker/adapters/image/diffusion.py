@@ -158,6 +158,11 @@ class DiffusionAdapter(TorchAdapter):
                 flagged += flags
         except _Stopped as stopped:
             return stopped.refused
+        except self.torch.OutOfMemoryError as error:  # of this request's size; the next may be smaller
+            self.torch.cuda.empty_cache()
+            return Refused(Code.OUT_OF_MEMORY, str(error))
+        finally:
+            self._restore_decoder()
         return Imagined(
             images=images,
             width=order.width,
@@ -168,6 +173,11 @@ class DiffusionAdapter(TorchAdapter):
             tokens=order.tokens,
             flagged=flagged,
         )
+
+    def _restore_decoder(self) -> None:
+        """XL's decoder is made float32 while it decodes, and stays so where that fails."""
+        if self.model.vae.dtype != self.dtype:
+            self.model.vae.to(dtype=self.dtype)
 
     def _order(self, request: ImagineRequest) -> _Order:
         settings = self.settings

@@ -240,13 +240,13 @@ class Siglip2Adapter(TorchAdapter):
         torch, model = self.torch, self.model
         with torch.inference_mode():
             scale, bias = model.logit_scale.float().cpu().exp(), model.logit_bias.float().cpu()
-            scores = torch.sigmoid(self._unit(images) @ self._unit(words).T * scale + bias)
-            order = torch.sort(scores, dim=1, descending=True, stable=True).indices
-        if not torch.isfinite(scores).all():
+            found = torch.sigmoid(self._unit(images) @ self._unit(words).T * scale + bias)
+        if not torch.isfinite(found).all():
             return _not_finite("a pair of image and label")
+        scores = found.tolist()
         return Classified(
-            scores=scores.tolist(),
-            order=order.tolist(),
+            scores=scores,
+            order=[sorted(range(len(row)), key=lambda label: -row[label]) for row in scores],
             truncated=texts.truncated,
             conversions=conversions,
             tokens=texts.tokens,
