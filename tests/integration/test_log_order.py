@@ -16,9 +16,11 @@ from services.eventlog.port import NewEvent, Superseded
 from services.eventlog.postgres import PostgresLog
 from tests.plane import eventually
 
-INSERT = """
-INSERT INTO tenure.stored_events (originator_id, originator_version, topic, state)
-VALUES ('node-slow', 1, 'node.enabled.v1', '{}') RETURNING notification_id
+APPEND = """
+SELECT * FROM tenure.append_events(
+    %s, ARRAY['node-slow'], ARRAY[1]::bigint[], ARRAY['node.enabled.v1'], ARRAY['{}'::bytea], ARRAY[]::text[],
+    ARRAY[]::bytea[], ARRAY[]::bytea[], ARRAY[]::bigint[]
+)
 """
 WAITING = "SELECT count(*) FROM pg_locks WHERE relation = 'tenure.stored_events'::regclass AND NOT granted"
 
@@ -43,8 +45,7 @@ async def test_an_append_waits_for_the_one_before_it(postgres_dsn: str) -> None:
     epoch = await log.take_epoch("a")
     assert epoch is not None
     async with await psycopg.AsyncConnection.connect(postgres_dsn) as slow:
-        await slow.execute("LOCK TABLE tenure.stored_events IN EXCLUSIVE MODE")
-        row = await (await slow.execute(INSERT)).fetchone()
+        row = await (await slow.execute(APPEND, (epoch,))).fetchone()  # as the log itself appends, and not committed
         assert row is not None
         append = asyncio.create_task(log.append([event("node-fast")], [], epoch))
         await _somebody_waits(postgres_dsn)
