@@ -209,12 +209,25 @@ class Residents:
             if resident.intake is not None:
                 await resident.intake.close(Code.NOT_RESIDENT, "the deployment was unloaded")
             ended, memory, unload_ms = await unload_model(resident.model)
+        except TimeoutError as error:  # killed, and still there: it stays in the map, so that it is told and measured
+            self._keep_until_gone(resident, resident.model)
+            raise _still_there(resident.model) from error
         except BaseException:  # given up halfway, say cancelled while the model hangs: nobody else would end it
+            self._remove(resident)
             await resident.model.process.kill()
             raise
-        finally:
-            self._remove(resident)
+        self._remove(resident)
         return resident, ended, memory, unload_ms
+
+    def _keep_until_gone(self, resident: Resident, model: LoadedModel) -> None:
+        async def wait() -> None:
+            await asyncio.shield(model.process.exited)
+            _log.warning("stuck_process_gone", deployment_id=resident.deployment_id, pid=model.process.identity.pid)
+            self._remove(resident)
+
+        waiting = asyncio.create_task(wait())
+        self._watches.add(waiting)
+        waiting.add_done_callback(self._watches.discard)
 
     async def discard(self, work_id: str) -> None:
         """End what this load made: its lease ended before it could be told."""
@@ -275,3 +288,12 @@ class Residents:
         if resident.measured is None or now - resident.measured[0] > self.PSS_AGE_SECONDS_MAX:
             resident.measured = (now, process_bytes(resident.model.process.identity).bytes)
         return resident.measured[1]
+
+
+def _still_there(model: LoadedModel) -> Refusal:
+    """A process in uninterruptible sleep, say in a driver that hangs, can be ended by nobody."""
+    identity = model.process.identity
+    held = process_bytes(identity)
+    how_much = f"holds {held.bytes} bytes" if held.bytes is not None else f"may hold memory ({held.unavailable})"
+    message = f"the model process {identity.pid} was killed, has not ended and {how_much}"
+    return Refusal(Code.RECLAIM_INCOMPLETE, message, {"pid": str(identity.pid), "process_bytes": str(held.bytes)})
