@@ -1,22 +1,14 @@
 """One contract for all adapters, on real files: what each does alike, whatever its task.
 
-Every model that `services.showcase` lists goes through all of it. What a task has of its own is tested with its
-adapter.
+Every model that `services.showcase` lists goes through all of it; inspection is in `test_adapter_inspection`. What a
+task has of its own is tested with its adapter.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import json
-import os
-import pickle
-import shutil
-import subprocess
-import sys
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,44 +23,12 @@ from schemas.tasks.text import EmbedRequest, RerankRequest
 from services.showcase import every_model
 from services.showcase.model import Model, files_of
 from worker.adapters import registry
-from worker.adapters.contract import Inspection, RuntimeAdapter
+from worker.adapters.contract import RuntimeAdapter
 from worker.adapters.torch_runtime import AloneTurn
 from worker.model.frames import Facts, Refused
 from worker.model.golden import Unlike, ask_goldens, distance
 
-FOREIGN_TYPE = "dinov2"  # real, in the library, and no adapter's
-EVERY_MODEL = every_model()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _libraries() -> None:
-    """What the libraries say while they are imported is not ours."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in {each for entry in registry.ENTRIES.values() for each in entry.imports}:
-            __import__(name)
-
-
-@pytest.fixture(scope="module", params=EVERY_MODEL, ids=[model.name for model in EVERY_MODEL])
-def model(request: pytest.FixtureRequest) -> Model:
-    chosen: Model = request.param
-    return chosen
-
-
-@pytest.fixture(scope="module")
-def folder(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's files. Not to be changed: see `copy`."""
-    made = tmp_path_factory.mktemp("model") / model.name
-    made.mkdir()
-    model.build(made)
-    return made
-
-
-@pytest.fixture
-def copy(folder: Path, tmp_path: Path) -> Path:
-    """Links to the model's files: to be replaced, never written to."""
-    shutil.copytree(folder, tmp_path / "copy", copy_function=os.link)
-    return tmp_path / "copy"
+WITH_EMPTY = [model for model in every_model() if model.empty is not None]
 
 
 @pytest.fixture(scope="module")
@@ -115,137 +75,6 @@ def bad_ones(model: Model) -> list[tuple[Request, str]]:
     return [*model.bad, (foreign_request(model), Code.INPUT_INVALID.value)]
 
 
-# Static inspection.
-
-
-def inspect(model: Model, folder: Path) -> Inspection:
-    return registry.inspect(model.profile.adapter, model.profile.task, folder, files_of(folder))
-
-
-def test_inspection_says_compatible_and_the_facts(
-    model: Model, folder: Path, started: tuple[RuntimeAdapter, Facts]
-) -> None:
-    seen, facts = inspect(model, folder), started[1]
-    assert seen.compatible, seen.reasons
-    assert seen.architecture
-    assert seen.parameters
-    assert seen.weights_bytes == sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-    assert facts.parameters > 0
-    assert seen.dimensions in (None, facts.dimensions)
-    assert seen.max_length in (None, facts.max_length)
-
-
-def test_the_same_bytes_are_built_each_time(model: Model, folder: Path, tmp_path: Path) -> None:
-    """Else a digest of them would name nothing."""
-    model.build(tmp_path)
-    assert files_of(tmp_path) == files_of(folder)
-    for entry in files_of(folder):
-        assert (tmp_path / entry.path).read_bytes() == (folder / entry.path).read_bytes(), entry.path
-
-
-def replace(path: Path, content: bytes) -> None:
-    """A new file in the place of the link."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
-
-
-def _cut(model: Model, folder: Path) -> str:
-    weights = folder / model.weights
-    replace(weights, weights.read_bytes()[:-1])
-    return model.weights
-
-
-def _no_weights(model: Model, folder: Path) -> str:
-    (folder / model.weights).unlink()
-    return model.weights
-
-
-def _no_config(model: Model, folder: Path) -> str:
-    (folder / model.config).unlink()
-    return model.config
-
-
-def _config_is_no_object(model: Model, folder: Path) -> str:
-    replace(folder / model.config, b"[]")
-    return model.config
-
-
-def _foreign_type(model: Model, folder: Path) -> str:
-    config = json.loads((folder / model.config).read_bytes())
-    key = "model_type" if "model_type" in config else "_class_name"
-    replace(folder / model.config, json.dumps({**config, key: FOREIGN_TYPE}).encode())
-    return FOREIGN_TYPE
-
-
-def _auto_map(model: Model, folder: Path) -> str:
-    config = json.loads((folder / model.config).read_bytes())
-    classes = ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification", "AutoModelForCausalLM")
-    config["auto_map"] = dict.fromkeys(classes, "canary.Canary")
-    replace(folder / model.config, json.dumps(config).encode())
-    return "auto_map"
-
-
-def _pickle_beside(model: Model, folder: Path) -> str:
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-    return "pytorch_model.bin"
-
-
-def _pickle_instead(model: Model, folder: Path) -> str:
-    _no_weights(model, folder)
-    return _pickle_beside(model, folder)
-
-
-def _code(model: Model, folder: Path) -> str:
-    (folder / "canary.py").write_text("")
-    return "canary.py"
-
-
-OBSTACLES: list[Callable[[Model, Path], str]] = [
-    _cut, _no_weights, _no_config, _config_is_no_object, _foreign_type, _auto_map, _pickle_beside, _pickle_instead,
-    _code,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("put", OBSTACLES, ids=[put.__name__.strip("_") for put in OBSTACLES])
-def test_each_obstacle_is_a_reason(model: Model, copy: Path, put: Callable[[Model, Path], str]) -> None:
-    named = put(model, copy)
-    seen = inspect(model, copy)
-    assert not seen.compatible
-    assert {reason.code for reason in seen.reasons} == {Code.RUNTIME_INCOMPATIBLE}
-    assert any(named in reason.message for reason in seen.reasons), seen.reasons
-
-
-def test_all_obstacles_are_told_at_once(model: Model, copy: Path) -> None:
-    named = [put(model, copy) for put in (_cut, _auto_map, _code, _pickle_beside)]
-    messages = [reason.message for reason in inspect(model, copy).reasons]
-    assert all(any(name in message for message in messages) for name in named), messages
-
-
-def test_code_of_the_folder_is_never_run(model: Model, copy: Path, tmp_path: Path) -> None:
-    """Not by inspection, and not by a load that did not wait for it."""
-    _auto_map(model, copy)
-    mark = tmp_path / "canary-ran"
-    (copy / "canary.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Canary: pass\n")
-    assert not inspect(model, copy).compatible
-    with contextlib.suppress(Exception):  # how it fails is the library's, and it may as well load a class of its own
-        fresh(model, copy).unload()
-    assert not mark.exists()
-
-
-def test_another_task_has_a_reason(model: Model, folder: Path) -> None:
-    others = set(REQUEST_OF) - set(registry.ENTRIES[model.profile.adapter].tasks)
-    for task in others:
-        seen = registry.inspect(model.profile.adapter, task, folder, files_of(folder))
-        assert [reason.code for reason in seen.reasons] == [Code.RUNTIME_INCOMPATIBLE]
-
-
-def test_importing_an_adapter_imports_no_runtime() -> None:
-    modules = ", ".join(entry.path.partition(":")[0] for entry in registry.ENTRIES.values())
-    heavy = "('torch', 'transformers', 'sentence_transformers', 'diffusers', 'numpy', 'PIL', 'soundfile')"
-    check = f"import sys, {modules}; sys.exit(any(name in sys.modules for name in {heavy}))"
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
-
-
 # Load and health.
 
 
@@ -257,9 +86,15 @@ def test_it_is_healthy(adapter: RuntimeAdapter) -> None:
     assert first.output_digest == second.output_digest
 
 
-def test_facts_can_be_had_again(started: tuple[RuntimeAdapter, Facts]) -> None:
+def test_facts_are_what_inspection_said_and_can_be_had_again(
+    model: Model, folder: Path, started: tuple[RuntimeAdapter, Facts]
+) -> None:
     adapter, facts = started
     assert adapter.collect_runtime_facts() == facts
+    assert facts.parameters > 0
+    seen = registry.inspect(model.profile.adapter, model.profile.task, folder, files_of(folder))
+    assert seen.dimensions in (None, facts.dimensions)
+    assert seen.max_length in (None, facts.max_length)
 
 
 # Answers.
@@ -308,9 +143,9 @@ def test_nothing_asked_is_nothing_answered(adapter: RuntimeAdapter) -> None:
     assert ask(adapter, []) == []
 
 
+@pytest.mark.parametrize("model", WITH_EMPTY, indirect=True, ids=[model.name for model in WITH_EMPTY])
 def test_empty_has_a_defined_result(model: Model, adapter: RuntimeAdapter) -> None:
-    if model.empty is None:
-        pytest.skip("the task has no empty request")
+    assert model.empty is not None
     alone = sound(ask(adapter, [model.empty])[0])
     assert type(alone) is RESULT_OF[model.profile.task]
     items = [value for value in msgspec.structs.asdict(alone).values() if isinstance(value, list | bytes)]
@@ -320,17 +155,18 @@ def test_empty_has_a_defined_result(model: Model, adapter: RuntimeAdapter) -> No
     assert among[1] == alone
 
 
-def test_a_bad_request_is_refused_and_harms_no_other(model: Model, adapter: RuntimeAdapter) -> None:
+def test_bad_requests_are_refused_and_harm_no_other(model: Model, adapter: RuntimeAdapter) -> None:
     first, last = model.requests[0], model.requests[-1]
-    alone = [sound(answer) for answer in (ask(adapter, [first])[0], ask(adapter, [last])[0])]
-    for request, code in bad_ones(model):
-        answers = ask(adapter, [first, request, last])
-        refused = answers[1]
+    alone = [sound(ask(adapter, [request])[0]) for request in (first, last)]
+    batch = [first, *(each for request, _ in bad_ones(model) for each in (request, last))]
+    answers = ask(adapter, batch)
+    near(model, alone[0], answers[0])
+    for at, (request, code) in enumerate(bad_ones(model)):
+        refused, neighbour = answers[1 + 2 * at : 3 + 2 * at]
         assert isinstance(refused, Refused), request
         assert refused.code == code, refused
         assert refused.message
-        near(model, alone[0], answers[0])
-        near(model, alone[1], answers[2])
+        near(model, alone[1], neighbour)
 
 
 def test_only_bad_requests(model: Model, adapter: RuntimeAdapter) -> None:

@@ -56,6 +56,13 @@ _TEXT_ARCHITECTURES = (
     *("transformers.models.modernbert.modeling_modernbert",),
 )
 
+# Of the decoders that most models of text generation have.
+_DECODERS = (
+    *("transformers.models.llama.modeling_llama", "transformers.models.mistral.modeling_mistral"),
+    *("transformers.models.qwen2.modeling_qwen2", "transformers.models.qwen3.modeling_qwen3"),
+    *("transformers.models.gpt2.modeling_gpt2", "transformers.models.phi3.modeling_phi3"),
+)
+
 ENTRIES: dict[str, Entry] = {
     "sentence_transformers": Entry(
         path="worker.adapters.text.sentence_transformers:SentenceTransformersAdapter",
@@ -74,7 +81,10 @@ ENTRIES: dict[str, Entry] = {
         version="1",
         tasks=("rerank",),
         packages=("torch", "transformers", "sentence-transformers", "safetensors"),
-        imports=("torch", "transformers", "sentence_transformers", "safetensors.torch"),
+        imports=(
+            *("torch", "transformers", "sentence_transformers", "safetensors.torch"),
+            *("worker.adapters.text.cross_encoder", *_TEXT_ARCHITECTURES),
+        ),
     ),
     "transformers_trocr": Entry(
         path="worker.adapters.image.trocr:TrocrAdapter",
@@ -96,7 +106,10 @@ ENTRIES: dict[str, Entry] = {
         version="1",
         tasks=("text_generation",),
         packages=("torch", "transformers", "safetensors", "jinja2"),
-        imports=("torch", "transformers", "safetensors.torch", "jinja2", "worker.adapters.text.generation"),
+        imports=(
+            *("torch", "transformers", "safetensors.torch", "jinja2", "worker.adapters.text.generation"),
+            *("transformers.generation.utils", "transformers.masking_utils", *_DECODERS),
+        ),
     ),
     "transformers_siglip2": Entry(
         path="worker.adapters.image.siglip2:Siglip2Adapter",
