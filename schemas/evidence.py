@@ -33,17 +33,18 @@ class Memory(Struct, frozen=True, forbid_unknown_fields=True):
     """Memory around one load, by instrument. A field that is left out was not told by an earlier worker.
 
     `process_*` is the child's PSS, its proportional share of resident pages. `process_before` is before weights,
-    `process_peak` the highest seen sample, `process_after` 0 once the child has ended. `allocator_*` is the ML
+    `process_peak` the highest seen sample, `process_after` 0 once the child has ended. `process_private_loaded` is
+    what the child alone held. `allocator_*` is the ML
     runtime's own count of the device. `allocator_after` is with the model dropped and the child still there.
     `allocator_reserved_loaded` and `allocator_reserved_after` include what the runtime keeps for itself.
     `device_*` is the driver's count. `device_own_loaded` and `device_own_after` are of the child alone.
     `device_external` is of processes that are not this worker's. `cgroup_limit` is the smallest limit on this worker's
     memory cgroup. `cgroup_current` is what counted against it with the model loaded.
 
-    `allocator_reclaimed` is what dropping the model gave back to the device. `reclaimed` is what the child held and no
-    longer does. `reclaim_complete` is true where the child has ended and, on a device, the driver's count shows that
-    the memory came back. `reclaim_reason` is why it is not: not given back, or not measured. `reclaim_waited_ms` is
-    how long the driver was given to free it.
+    `allocator_reclaimed` is what dropping the model gave back to the device. `reclaimed` is what the child alone
+    held and no longer does. `reclaim_complete` is true where the child has ended and, on a device, the driver's count
+    shows that the memory came back. `reclaim_reason` is why it is not: not given back, or not measured.
+    `reclaim_waited_ms` is how long the driver was given to free it.
     """
 
     process_before: Reading
@@ -58,6 +59,7 @@ class Memory(Struct, frozen=True, forbid_unknown_fields=True):
     device_external: Reading
     reclaimed: Reading
     reclaim_complete: bool
+    process_private_loaded: Reading | UnsetType = UNSET
     allocator_before: Reading | UnsetType = UNSET
     allocator_peak: Reading | UnsetType = UNSET
     allocator_reserved_loaded: Reading | UnsetType = UNSET

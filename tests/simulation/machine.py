@@ -174,6 +174,7 @@ def seams(host: Host) -> dict[str, Any]:
         "worker.model.loading.ModelProcess.spawn": spawn,
         "worker.model.loading.PeakSampler": _Sampler,
         "worker.model.load_memory.process_bytes": process_bytes,
+        "worker.model.load_memory.private_bytes": process_bytes,
         "worker.model.load_memory.read_host_memory": lambda: HostMemory(SIMULATED, SIMULATED),
         "worker.model.load_memory.child_pids": host.children,
         "worker.model.load_memory.time": SimpleNamespace(perf_counter=host.loop.time),

@@ -24,6 +24,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+import psutil
+
 from schemas.devices import DeviceReading
 from schemas.evidence import Reading
 from worker.model.accelerator import DeviceLook
@@ -81,12 +83,11 @@ def is_contained() -> bool:
 
 
 def child_pids() -> set[int]:
-    """The processes that this one has started and that have not been reaped: its model processes."""
-    found: set[int] = set()
-    for path in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            found.update(int(pid) for pid in path.read_text().split())
-    return found
+    """The processes that this one has started and that have not been reaped: its model processes.
+
+    By each process's own word on its parent; the kernel's lists of children are not there on every kernel.
+    """
+    return {child.pid for child in psutil.Process().children()}
 
 
 def _is_here(pid: int) -> bool:

@@ -20,7 +20,7 @@ from worker.model.allocator import NOT_ON_CPU, AllocatorReading
 from worker.model.attribution import child_pids
 from worker.model.cgroup import HostMemory, read_host_memory
 from worker.model.device_watch import DeviceWatch
-from worker.model.measure import process_bytes
+from worker.model.measure import private_bytes, process_bytes
 from worker.model.processes import Identity
 from worker.model.reclaim import (
     SETTLE_POLL_SECONDS,
@@ -45,7 +45,7 @@ class LoadMemory:
         self._index = profile.device_index if profile.device == "cuda" else None
         self._identity = identity
         self._devices = devices
-        self._process_before = self._process_loaded = Reading(unavailable="not sampled")
+        self._process_before = self._process_loaded = self._private_loaded = Reading(unavailable="not sampled")
         self.process_peak = Reading(unavailable="not sampled")
         self._before = self._loaded = DeviceUse()
         self._allocator_before = self._allocator_loaded = self._allocator_after = self._not_yet()
@@ -56,21 +56,23 @@ class LoadMemory:
 
     async def before(self, allocator: AllocatorReading) -> None:
         """The runtime is imported, no weights are read."""
-        self._process_before, self._allocator_before = process_bytes(self._identity), allocator
+        self._process_before, self._allocator_before = await asyncio.to_thread(process_bytes, self._identity), allocator
         self._before = await self._use(loaded=False)
 
     async def loaded(self, process: Reading, allocator: AllocatorReading) -> None:
         """Loaded and healthy: the first inference is what makes a runtime touch all it needs."""
         self._process_loaded, self._allocator_loaded = process, allocator
+        self._private_loaded = await asyncio.to_thread(private_bytes, self._identity)
         self._loaded, self._host = await self._use(loaded=True), read_host_memory()
         if self._index is not None:
             self._devices.expect(self._identity, self._index)
 
     async def before_unload(self) -> None:
         """What it holds now, not when it was loaded, is what is to be given back."""
-        now = process_bytes(self._identity)
+        now = await asyncio.to_thread(process_bytes, self._identity)
         if now.bytes:
             self._process_loaded = now
+            self._private_loaded = await asyncio.to_thread(private_bytes, self._identity)
             if now.bytes > (self.process_peak.bytes or 0):
                 self.process_peak = now  # it was seen, too
             self._loaded = await self._use(loaded=True)
@@ -106,7 +108,7 @@ class LoadMemory:
                 break
             await asyncio.sleep(SETTLE_POLL_SECONDS)
         waited_ms = (time.perf_counter() - begun) * 1_000.0
-        return self._memory(process_after, _less(self._process_loaded, process_after), after, verdict, waited_ms)
+        return self._memory(process_after, _less(self._private_loaded, process_after), after, verdict, waited_ms)
 
     async def _judged(self, process_after: Reading) -> tuple[DeviceUse, Verdict]:
         if self._index is None:
@@ -126,6 +128,7 @@ class LoadMemory:
             process_before=self._process_before,
             process_peak=self.process_peak,
             process_loaded=self._process_loaded,
+            process_private_loaded=self._private_loaded,
             process_after=process_after,
             allocator_loaded=_reading(loaded, loaded.allocated_bytes),
             allocator_after=_reading(dropped, dropped.allocated_bytes),

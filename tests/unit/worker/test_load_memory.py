@@ -124,7 +124,7 @@ async def test_what_the_allocator_and_what_the_process_gave_back_are_two_things(
     """Dropping the model leaves half a GiB with the runtime; the end of the process gives back everything."""
     memory = await Load("reclaim_at_once", model, monkeypatch).unloaded()
     assert memory.allocator_reclaimed == Reading(9 * GIB - GIB // 2)
-    assert memory.reclaimed == memory.process_loaded
+    assert memory.reclaimed == memory.process_private_loaded
     assert (memory.process_loaded.bytes or 0) > 0
 
 
@@ -299,7 +299,7 @@ async def test_on_cpu_the_process_is_the_whole_measurement(model: Model) -> None
     model.end()
     seen = await memory.after_exit()
     assert (seen.reclaim_complete, seen.reclaim_reason, seen.process_after) == (True, "", Reading(0))
-    assert seen.reclaimed == seen.process_loaded
+    assert seen.reclaimed == seen.process_private_loaded
     for name, reading in parts(seen).items():
         if name.startswith(("allocator", "device")):
             assert reading.bytes is None

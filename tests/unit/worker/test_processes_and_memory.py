@@ -11,7 +11,7 @@ import pytest
 
 from schemas.profiles import RuntimeProfile
 from worker.model.child import Exit, child_environment
-from worker.model.measure import oom_kills, process_bytes
+from worker.model.measure import oom_kills, private_bytes, process_bytes
 from worker.model.processes import Identity, Record, identify, is_alive, sweep, system_boot_id, write_record
 from worker.settings import SettingsError, read_settings
 
@@ -34,11 +34,26 @@ def test_a_zombie_has_ended() -> None:
     identity = identify(process.pid)
     assert identity is not None
     assert (process_bytes(identity).bytes or 0) > 0
+    assert (private_bytes(identity).bytes or 0) > 0
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, not yet reaped
     assert not is_alive(identity)
     assert process_bytes(identity).bytes == 0
+    assert private_bytes(identity).bytes == 0
     process.wait()
+
+
+def test_what_a_copy_shares_with_its_origin_is_not_its_own() -> None:
+    """As a model process and its fork server: the copy's end gives back nothing of what the two share."""
+    program = "import os, sys; held = bytearray(os.urandom(2**20) * 64); pid = os.fork(); " + (
+        "(print(pid, flush=True), sys.stdin.read(), os.kill(pid, 9)) if pid else __import__('signal').pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as origin:
+        assert origin.stdout is not None
+        copy = identify(int(origin.stdout.readline()))
+        assert copy is not None
+        assert (process_bytes(copy).bytes or 0) > 30 * 2**20  # half of what the two share
+        assert (private_bytes(copy).bytes or 0) < 15 * 2**20
 
 
 def test_sweep_leaves_children_of_a_living_worker(tmp_path: Path) -> None:
