@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -16,10 +16,12 @@ import pytest
 import pytest_asyncio
 
 from schemas.codes import Refusal
+from schemas.profiles import GenerationSettings
 from schemas.serving import Answer
 from schemas.tasks.golden import GoldenProbe
 from schemas.tasks.requests import Request
-from services.showcase import every_model
+from schemas.tasks.text import Generated, GenerateRequest, TextChunk
+from services.showcase import every_model, generation
 from services.showcase.model import Model
 from worker.model import frames
 from worker.model.accelerator import NoAccelerator
@@ -33,6 +35,7 @@ from worker.sandbox.decoys import Decoys
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EVERY_MODEL = every_model()
+MODEL_OF_TEXT = generation.MODELS[0]
 SOURCE = frames.Source(artifact_id="a" * 64, profile_id="b" * 64, generation="1")
 
 
@@ -128,3 +131,36 @@ async def test_a_missed_golden_probe_refuses_the_load(model: Model, folder: Path
     wrong = GoldenProbe("wrong", other, model.reference(folder, model.profile, first), model.tolerance)
     with pytest.raises(Refusal, match="GOLDEN_MISSED"):
         await load(model, folder, place, wrong)
+
+
+async def test_generated_text_streams_and_is_cancelled(tmp_path: Path, place: Place) -> None:
+    """Out of a confined process: one text would take thousands of tokens and is cancelled after the first piece."""
+    folder = tmp_path / "artifact"
+    folder.mkdir()
+    generation.build("llama", folder, max_position_embeddings=8_192)
+    settings = GenerationSettings(new_tokens_max=8_000)
+    model = replace(MODEL_OF_TEXT, profile=msgspec.structs.replace(generation.PROFILE, generation=settings))
+    short = GenerateRequest(prompt="The quick brown fox", new_tokens_max=8, stream=True)
+    long = GenerateRequest(prompt="The quick brown fox", stream=True)
+    golden = GoldenProbe("library", short, generation.reference(folder, model.profile, short), 0.0)
+    loaded = await load(model, folder, place, golden)
+    pieces: dict[int, list[TextChunk]] = {0: [], 1: []}
+
+    def heard(partial: frames.Partial) -> None:
+        pieces[partial.index].append(msgspec.msgpack.decode(partial.body, type=TextChunk))
+        if partial.index == 1:
+            loaded.process.tell(frames.Stop(partial.number, 1))
+
+    loaded.process.on_partial = heard
+    try:
+        first, second = [answer.result for answer in await ask(loaded, [short, long])]
+    finally:
+        await unload_model(loaded)
+    assert isinstance(first, Generated)
+    assert isinstance(second, Generated)
+    assert first == golden.expected
+    assert second.finish_reason == "cancelled"
+    assert 0 < second.output_tokens < settings.new_tokens_max
+    for index, result in enumerate((first, second)):
+        assert "".join(chunk.text for chunk in pieces[index]) == result.text
+        assert [chunk.number for chunk in pieces[index]] == list(range(len(pieces[index])))
