@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
+QUIET_SHARE = 0.2
 SERVICES = ("control", "standby", "relay", "projector", "worker")
 # kind -> (targets, seconds it may last)
 KINDS: dict[str, tuple[tuple[str, ...], tuple[float, float]]] = {
@@ -21,7 +23,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[float, float]]] = {
     "bus restart": (("bus",), (0.1, 5.0)),
     "bus wiped": (("bus",), (0.1, 3.0)),
     "database away": (("disk",), (0.2, 8.0)),
-    "disk full": (("disk",), (0.5, 5.0)),
+    "disk full": (("disk",), (0.5, 8.0)),
     "disk stalls": (("disk",), (0.5, 14.0)),  # commits wait, at times longer than JetStream waits for an ack
     "lost acks": (("disk",), (2.0, 20.0)),
     "child killed": (("host",), (0.0, 0.0)),
@@ -46,13 +48,18 @@ class Fault(NamedTuple):
         return f"{self.at_s:6.2f} s  {self.kind} ({self.target}) for {self.lasts_s:.2f} s"
 
 
-def draw(seed: int, length_s: float) -> list[Fault]:
-    """Few kinds in each story, often: what goes together differs from seed to seed."""
+def draw(seed: int, length_s: float, only: Sequence[str] = ()) -> list[Fault]:
+    """Few kinds in each story, often: what goes together differs from seed to seed. Some end in quiet times.
+
+    `only` are the kinds to choose from, all where none is named.
+    """
     rng = random.Random(seed)
-    kinds = rng.sample(list(KINDS), rng.randint(1, 5))
+    until_s = length_s / 4 if rng.random() < QUIET_SHARE else length_s
+    choice = list(only or KINDS)
+    kinds = rng.sample(choice, min(rng.randint(1, 5), len(choice)))
     faults = []
     for _ in range(rng.randint(2, 10)):
         kind = rng.choice(kinds)
         targets, (shortest, longest) = KINDS[kind]
-        faults.append(Fault(rng.uniform(1.0, length_s), kind, rng.choice(targets), rng.uniform(shortest, longest)))
+        faults.append(Fault(rng.uniform(1.0, until_s), kind, rng.choice(targets), rng.uniform(shortest, longest)))
     return sorted(faults)

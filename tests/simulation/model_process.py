@@ -22,7 +22,8 @@ MB = 1_000_000
 WEIGHTS_BYTES = 100 * MB
 CONTEXT_BYTES = 20 * MB  # the driver's, in no allocator's count
 INFERENCE_BYTES = 15 * MB  # taken with the first inference, and kept
-START_S, SLOW_START_S = (0.3, 3.0), (4.0, 20.0)
+START_S, SLOW_START_S = (0.3, 3.0), (4.0, 15.0)
+SLOW_SHARE = 0.15
 ANSWER_S = (0.001, 0.05)
 HEALTH_S = (0.001, 0.3)
 NO_ALLOCATOR = AllocatorReading(unavailable="simulated")
@@ -60,7 +61,8 @@ class SimModelProcess:
     def _takes_s(self, request: frames.Request) -> float:
         rng = self.host.rng
         if isinstance(request, frames.Start):
-            return rng.uniform(*(SLOW_START_S if self.host.slow_loads else START_S))
+            slow = self.host.slow_loads or rng.random() < SLOW_SHARE
+            return rng.uniform(*(SLOW_START_S if slow else START_S))
         return rng.uniform(*(HEALTH_S if isinstance(request, frames.CheckHealth) else ANSWER_S))
 
     def _answer(self, request: frames.Request) -> frames.Answer:

@@ -7,32 +7,47 @@ under it until one breaks; a mutation that no story notices would mean that its 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 from unittest import mock
 
 from msgspec.structs import replace
 
-import domain.evidence
+import domain.admission
 import domain.folding.fencing
 import domain.leases
+import services.client.live
+from domain.folding.states import WorkState
+from projections import project as projecting
+from schemas.commands import ExpireLease, PassDeadline, SubmitEvidence
+from services.control.sessions import Sessions
+from services.control.writer import Submission
 from services.eventlog.memory import MemoryLog
+from worker.adapters import registry
 
 
-def _patched(names: dict[str, Any]) -> Callable[[], contextlib.AbstractContextManager[None]]:
+class Mutation(NamedTuple):
+    """What is put in place of what, and the kinds of faults under which it shows soonest (all where none is named)."""
+
+    names: dict[str, Any]
+    faults: tuple[str, ...] = ()
+
     @contextlib.contextmanager
-    def patch() -> Iterator[None]:
+    def made(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for name, replacement in names.items():
+            for name, replacement in self.names.items():
                 stack.enter_context(mock.patch(name, replacement))
             yield
-
-    return patch
 
 
 _fence_work = domain.folding.fencing.fence_work
 _claim_refused = domain.leases._claim_refused
 _append = MemoryLog.append
+_due = Sessions.due
+_project = projecting.project
+_judge = services.client.live._judge
+_promised_on = domain.admission.promised_on
+_available_bytes = domain.admission.available_bytes
 
 
 def _any_generation(work: Any, generation: str, attempt: int, at_ms: int) -> Any:
@@ -49,6 +64,10 @@ def _claimed_by_anyone(command: Any, work: Any, node: Any) -> Any:
     return _claim_refused(replace(command, generation=node.generation) if node else command, work, node)
 
 
+async def _nothing(self: Any) -> None:
+    """In place of what puts things right."""
+
+
 async def _append_without_receipts(self: Any, events: Any, receipts: Any, epoch: int) -> Any:
     return await _append(self, events, [], epoch)
 
@@ -57,8 +76,40 @@ async def _append_for_anyone(self: Any, events: Any, receipts: Any, epoch: int) 
     return await _append(self, events, receipts, self._leader.epoch)
 
 
-MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
-    "generation check": _patched(
+def _due_without_ends(self: Sessions) -> Any:
+    return [command for command in _due(self) if not isinstance(command, ExpireLease | PassDeadline)]
+
+
+def _evidence_without_receipt(command: Any, respond: Any, *, receipt: bool = True) -> Submission:
+    return Submission(command, respond, receipt=receipt and not isinstance(command, SubmitEvidence))
+
+
+def _project_without_cancelled(before: Any, after: Any, position: int, rows: Any) -> None:
+    if not (isinstance(after, WorkState) and after.stage == "cancelled"):
+        _project(before, after, position, rows)
+
+
+def _any_generation_is_loaded(deployment: Any, node: Any, answer: Any) -> Any:
+    known = replace(node, generation=answer.generation) if node is not None and answer is not None else node
+    return _judge(deployment, known, answer)
+
+
+def _everything_is_listed() -> dict[str, list[str]]:
+    return {name: list(entry.tasks) for name, entry in registry.ENTRIES.items()}
+
+
+def _without_pending(fleet: Any, node_id: str, device_index: int, besides: str = "") -> Any:
+    return _promised_on(fleet, node_id, device_index, besides)._replace(pending=0)
+
+
+def _without_reserve(reservation: Any) -> int:
+    return _available_bytes(reservation) + reservation.reserve_bytes
+
+
+# safeguard -> it is taken out. The number is that of the invariant which then does not hold.
+MUTATIONS: dict[str, Mutation] = {
+    "1 leases end with their generation": Mutation({"domain.nodes.end_hold": lambda *_: []}),
+    "2 generation check": Mutation(
         {
             "domain.evidence.fence_session": lambda node, generation: None,
             "domain.evidence.fence_work": _any_generation,
@@ -66,15 +117,26 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
             "domain.leases._claim_refused": _claimed_by_anyone,
         }
     ),
-    "attempt check": _patched(
-        {"domain.evidence.fence_work": _any_attempt, "domain.folding.fold.fence_work": _any_attempt}
+    "2 attempt check": Mutation(
+        {"domain.evidence.fence_work": _any_attempt, "domain.folding.fold.fence_work": _any_attempt}, ("disk full",)
     ),
-    "self-stop": _patched({"worker.session.margin_ms": lambda term_ms: -1e12}),  # its term never ends
-    "receipt": _patched(
+    "3 expiry": Mutation({"services.control.sessions.Sessions.due": _due_without_ends}),
+    "3 residents of a disabled node": Mutation({"domain.nodes._lose_residents": lambda *_: []}),
+    "4 self-stop": Mutation({"worker.session.margin_ms": lambda term_ms: -1e12}),  # its term never ends
+    "4 generation of an answer": Mutation({"services.client.live._judge": _any_generation_is_loaded}),
+    "5 approval": Mutation({"domain.jobs._load_refused": lambda deployment, node_id, world: None}),
+    "6 projection": Mutation({"services.projector.projector.project": _project_without_cancelled}),
+    "6 expected sequence": Mutation({"services.relay.relay.HEADER_EXPECTED": "Nobody-Reads-This"}),
+    "6 memory after a failed append": Mutation({"services.control.writer.Writer._clean": _nothing}),
+    "7 receipt": Mutation(
         {
             "services.control.writer.Writer._remember": lambda self, command_id, receipt: None,
             "services.eventlog.memory.MemoryLog.append": _append_without_receipts,
         }
     ),
-    "epoch check": _patched({"services.eventlog.memory.MemoryLog.append": _append_for_anyone}),
+    "7 receipt of evidence": Mutation({"services.control.intake.Submission": _evidence_without_receipt}),
+    "8 missing packages": Mutation({"worker.agent.capabilities": _everything_is_listed}),
+    "9 work under way": Mutation({"domain.admission.promised_on": _without_pending}),
+    "9 reserve": Mutation({"domain.admission.available_bytes": _without_reserve}, ("foreign memory",)),
+    "epoch check": Mutation({"services.eventlog.memory.MemoryLog.append": _append_for_anyone}),
 }

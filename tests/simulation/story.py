@@ -1,6 +1,6 @@
 """One story: a plane, persons who use it, and faults; then everything is mended and must come to rest.
 
-    coverage = Story(seed).run()
+    Story(seed).run()
 
 Raises Violation, with the log's last lines in `story.watch.tail`, where an invariant breaks. The same seed tells the
 same story.
@@ -9,7 +9,6 @@ same story.
 from __future__ import annotations
 
 import asyncio
-import collections
 import hashlib
 import random
 from unittest import mock
@@ -20,8 +19,10 @@ from tests.simulation.bus import SimBus
 from tests.simulation.canceller import Canceller
 from tests.simulation.checkers import Violation
 from tests.simulation.checkers.suite import make_suite
+from tests.simulation.coverage import Coverage
 from tests.simulation.faults import Fault, draw
 from tests.simulation.injection import Injector
+from tests.simulation.looking import Looker, Onlooker
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.machine import Host, on_machine
 from tests.simulation.network import SimNetwork
@@ -42,27 +43,28 @@ class Story:
         self.seed = seed
         self.faults = draw(seed, LENGTH_S) if faults is None else faults
         self.scenario = draw_scenario(seed)
-        self.coverage: collections.Counter[str] = collections.Counter()
+        self.coverage = Coverage()
         self.loop = SimLoop()
         rng = random.Random(seed * 2 + 1)
         self._network = SimNetwork(self.loop, rng, self.coverage)
         self._bus = SimBus(self.loop, self._network)
         self.host = Host(self.loop, rng, self.scenario)
         self.disk = Disk(self.loop, self._network, rng)
-        truth = StoryTruth(self.loop, self.host)
+        truth = StoryTruth(self.loop, self.host, self.coverage)
         self.watch = Watch(self.loop, make_suite(truth, self.scenario.terms), self.coverage)
         self._plane = Plane(self.loop, self._bus, self.disk, self.watch, rng, self.scenario.terms)
         self._injector = Injector(self.loop, self._bus, self._network, self.disk, self.host, self._plane, rng)
         truth.plane, truth.injector = self._plane, self._injector
         self.disk.on_append, self.disk.on_write = self.watch.appended, self.watch.written
         self._bus.on_store, self._bus.on_redelivery = self.watch.stored, self.watch.redelivered
-        self._user = User(
-            Asker("user", self._plane.client(Process("user")), rng), self.watch, self.disk, rng, self.scenario
-        )
+        client = self._plane.client(Process("user"))
+        looker = Looker(client, self.watch, self.disk)
+        self._user = User(Asker("user", client, rng), looker, self.watch, rng, self.scenario)
+        self._onlooker = Onlooker(looker, self.watch, rng)
         self._canceller = Canceller(Asker("second", self._plane.client(Process("second")), rng), self.watch, rng)
 
-    def run(self) -> collections.Counter[str]:
-        """Tell it. Returns what was covered."""
+    def run(self) -> None:
+        """Tell it."""
         asyncio.set_event_loop(self.loop)
         random.seed(self.seed)
         try:
@@ -73,13 +75,13 @@ class Story:
             asyncio.set_event_loop(None)
         if self.watch.violation is not None:
             raise self.watch.violation
-        return self.coverage
 
     async def _tell(self) -> None:
         self._plane.start_all()
         telling = [asyncio.create_task(self._user.go())]
         if self.scenario.cancels:
             telling.append(asyncio.create_task(self._canceller.go()))
+        looking = asyncio.create_task(self._onlooker.go())
         faults = asyncio.create_task(self._injector.run(self.faults, self.watch))
         ends_s = self.loop.time() + LENGTH_S
         while self.loop.time() < ends_s and self.watch.violation is None:
@@ -93,6 +95,7 @@ class Story:
             if self.loop.time() > ends_s:
                 raise Violation(f"not at rest {REST_S:.0f} s after everything was mended: {self._why()}")
             await self._pass()
+        looking.cancel()
         if self.watch.violation is None:
             for task in telling:
                 task.result()

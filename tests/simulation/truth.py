@@ -7,6 +7,7 @@ from typing import Any
 
 from domain.folding.states import State
 from tests.simulation.checkers.truth import Active
+from tests.simulation.coverage import Coverage
 from tests.simulation.injection import Injector
 from tests.simulation.loop import SimLoop
 from tests.simulation.machine import Host
@@ -19,8 +20,9 @@ class StoryTruth:
     plane: Plane
     injector: Injector
 
-    def __init__(self, loop: SimLoop, host: Host) -> None:
+    def __init__(self, loop: SimLoop, host: Host, coverage: Coverage) -> None:
         self.now_s = loop.time
+        self._coverage = coverage
         self.ended_at_s = host.ended_at_s
         self._host = host
 
@@ -44,6 +46,9 @@ class StoryTruth:
 
     def taken(self) -> Iterable[tuple[float, object, int]]:
         return self._host.device.taken
+
+    def cover(self, what: str, count: int) -> None:
+        self._coverage[what] += count
 
     def is_quiet(self) -> bool:
         return self.injector.is_quiet()

@@ -6,24 +6,16 @@ At rest the person wants each capability that the worker lists to be loaded, and
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import random
-from typing import Any
-
-import msgspec
-import nats.errors
 
 from domain.folding.states import DeploymentState, Residency
-from schemas import subjects
 from schemas.codes import Code
-from schemas.live import LiveAnswer
-from services.client.live import Holding, holding
-from tests.simulation.asking import REQUEST_S, Asker
+from tests.simulation.asking import Asker
+from tests.simulation.looking import Looker
 from tests.simulation.onboarding import Candidate, Onboarding
 from tests.simulation.plane import CREDENTIAL, NODE
 from tests.simulation.scenario import Scenario
-from tests.simulation.storage import Disk
 from tests.simulation.watch import Watch
 
 DEPLOYMENTS = 2
@@ -41,8 +33,8 @@ SHORT_ALONE_MAX = 5  # loads of the only deployment that find no memory; what en
 
 
 class User:
-    def __init__(self, asker: Asker, watch: Watch, disk: Disk, rng: random.Random, scenario: Scenario) -> None:
-        self._asker, self._watch, self._disk, self._rng = asker, watch, disk, rng
+    def __init__(self, asker: Asker, looker: Looker, watch: Watch, rng: random.Random, scenario: Scenario) -> None:
+        self._asker, self._looker, self._watch, self._rng = asker, looker, watch, rng
         self._scenario = scenario
         self._onboarding = Onboarding(asker, watch)
         self.rest = asyncio.Event()
@@ -65,17 +57,19 @@ class User:
         verb = self._rng.choices(list(HABITS), list(HABITS.values()))[0]
         match verb:
             case "live":
-                await self._ask_live(deployment)
+                await self._looker.at(deployment)
             case "cancel":
                 open_work = [work for work in self._watch.works() if not work.ended]
                 if open_work:
                     await self._asker.command("work.cancel", work_id=self._rng.choice(open_work).work_id)
             case "disable":
                 await self._asker.command("node.disable", node_id=NODE)
+                await self._job(deployment, "load")
                 await asyncio.sleep(self._rng.uniform(0.1, 3.0))
                 await self._asker.accepted("node.enable", node_id=NODE)
             case "revoke":
                 await self._asker.command("approval.revoke", candidate_id=candidate.named["candidate_id"])
+                await self._job(deployment, "load")
                 await asyncio.sleep(self._rng.uniform(0.1, 3.0))
                 await self._asker.accepted("approval.grant", **candidate.named)
             case "unlisted":
@@ -115,7 +109,8 @@ class User:
         while alone < SHORT_ALONE_MAX:
             held = self._held(deployment)
             self.waiting_for = f"{deployment} to be loaded, it is {held.state}: {held.cause}"
-            if held.state == "resident" and await self._is_loaded(deployment):
+            told = await self._looker.at(deployment) if held.state == "resident" else None
+            if told is not None and told.state == "loaded":
                 return True
             if held.cause.startswith(Code.DEVICE_MEMORY_SHORT):
                 alone += not await self._make_room(deployment)
@@ -146,7 +141,7 @@ class User:
             await self._asker.command("circuit.close", deployment_id=deployment, node_id=NODE)
 
     async def _worker_and_log_agree(self) -> bool:
-        answer = await self._ask_worker()
+        answer = await self._looker.worker()
         states = [state for state in self._watch.states.values() if isinstance(state, DeploymentState)]
         logged = {s.deployment_id for s in states if s.residency(NODE) in ("resident", "draining")}
         return answer is not None and logged == {resident.entry.deployment_id for resident in answer.residents}
@@ -155,28 +150,3 @@ class User:
         """By the log: what the tables say is checked elsewhere."""
         state: DeploymentState = self._watch.states[f"deployment-{deployment}"]
         return state.residencies.get(NODE) or NOTHING
-
-    # --- what is loaded now ---------------------------------------------------------------------------------
-
-    async def _is_loaded(self, deployment: str) -> bool:
-        told = await self._ask_live(deployment)
-        return told is not None and told.state == "loaded"
-
-    async def _ask_live(self, deployment: str) -> Holding | None:
-        """What may be said of the deployment now: from the tables, and what its worker answers."""
-        tables, position, asked_s = self._disk.tables, self._disk.tracked, asyncio.get_running_loop().time()
-        deployed: Any = tables.get(("deployment", deployment))
-        node: Any = tables.get(("node", NODE))
-        residency: Any = tables.get(("residency", f"{deployment}.{NODE}"))
-        if deployed is None:
-            return None
-        answer = await self._ask_worker()
-        told = holding(deployed, NODE, node, residency, answer, 0)
-        self._watch.told(told, answer, position, asked_s)
-        return told
-
-    async def _ask_worker(self) -> LiveAnswer | None:
-        with contextlib.suppress(nats.errors.Error, TimeoutError):
-            answer = await self._asker.nc.request(subjects.live_subject(NODE), b"", timeout=REQUEST_S)
-            return msgspec.json.decode(answer.data, type=LiveAnswer)
-        return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from domain.folding.fold import fold
-from domain.folding.states import DeploymentState, NodeState, WorkState
+from domain.folding.states import WorkState
 from projections.project import Rows
 from schemas import events as ev
 from schemas import subjects
@@ -22,13 +22,14 @@ from services.client.live import Holding
 from services.eventlog.port import LogRow, NewReceipt
 from tests.simulation.checkers import Violation
 from tests.simulation.checkers.suite import Suite
+from tests.simulation.coverage import Coverage
 from tests.simulation.loop import SimLoop
 
 TAIL = 40
 
 
 class Watch:
-    def __init__(self, loop: SimLoop, suite: Suite, coverage: collections.Counter[str]) -> None:
+    def __init__(self, loop: SimLoop, suite: Suite, coverage: Coverage) -> None:
         self._loop = loop
         self.suite = suite
         self.coverage = coverage
@@ -36,6 +37,7 @@ class Watch:
         self.violation: Violation | None = None
         self.states: dict[str, Any] = {}  # the log folded so far, which the persons read
         self.moved = asyncio.Event()  # set, and made anew, with each transaction
+        self.owner_changed = asyncio.Event()  # likewise, where a node's worker begins or ends
 
     # --- each is one step of the story ----------------------------------------------------------------------
 
@@ -104,10 +106,10 @@ class Watch:
     def _note(self, row: LogRow, event: ev.Event) -> None:
         self.fault_or_event(f"{row.position} {row.stream[:22]} {_said(event)}")
         before = self.states.get(row.stream)
-        self.coverage[f"{row.topic} in {_place(before, event)}"] += 1
-        code = getattr(event, "code", None) or getattr(event, "reason", None)
-        if isinstance(event, ev.WorkFailed | ev.EvidenceRejected):
-            self.coverage[f"{row.topic}: {code}"] += 1
+        self.coverage.note(row, before, event)
+        if isinstance(event, ev.WorkerRegistered | ev.SessionLost | ev.NodeDisabled):
+            self.owner_changed.set()
+            self.owner_changed = asyncio.Event()
         self.states[row.stream], _ = fold(before, event)
 
     def fault_or_event(self, what: str) -> None:
@@ -115,19 +117,6 @@ class Watch:
 
     def works(self) -> list[WorkState]:
         return [state for state in self.states.values() if isinstance(state, WorkState)]
-
-
-def _place(state: Any, event: ev.Event) -> str:
-    """The state that an event met, in one word."""
-    if state is None:
-        return "nothing"
-    if isinstance(state, WorkState):
-        return state.stage
-    if isinstance(state, NodeState):
-        return state.session if state.enabled else "disabled"
-    if isinstance(state, DeploymentState):
-        return state.residency(getattr(event, "node_id", ""))
-    return type(state).__name__
 
 
 def _said(event: ev.Event) -> str:

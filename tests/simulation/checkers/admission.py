@@ -7,8 +7,9 @@ lease or resident has reserved, a grant that reserves R for itself must leave th
     by what has been promised:      E + (all R_i)       + R + S <= T
 
 where E is U less what the worker's processes hold; where the driver does not tell that, residents count with what they
-reserved. The numbers in the event must be a reading that the node's driver gave for this claim, the reserve the one
-that was set, and R no less than what the candidate's probe was measured to hold (for a probe: the weights).
+reserved. The numbers in the event must be these sums, a reading that the node's driver gave for this claim, and the
+reserve that was set; R must be no less than what the candidate's probe was measured to hold (for a probe: the weights),
+and, where the driver tells whose memory is whose, no more.
 
 In the machine itself: what was admitted gets its memory, unless somebody else took some after the reading. And what
 is refused did not fit: by one of the latest readings, it must have been short.
@@ -130,6 +131,8 @@ class Admission(Checker):
             raise Violation(f"work {work_id} was admitted with another reserve than {self._reserve_bytes}: {r}")
 
     def _check_sum(self, work_id: str, device: Device, r: Reservation) -> None:
+        if (r.pending_bytes, r.resident_bytes) != self._sums(device):
+            raise Violation(f"work {work_id} was admitted on {r}; leases and residents reserved {self._sums(device)}")
         if self._left(device, r.needed_bytes, r.total_bytes, r.used_bytes, r.own_bytes) < 0:
             leases, residents = self._sums(device)
             raise Violation(

@@ -44,7 +44,6 @@ class Advertised(Checker):
         self._uses: dict[str, str] = {}  # probe, load, deployment -> profile
         self._quiet_loads: set[str] = set()
         self._resident: dict[str, tuple[str, Capability]] = {}  # deployment -> generation and what it does
-        self.kept = 0  # loads that were asked for in quiet times, and came
 
     def see(self, row: LogRow, event: ev.Event) -> None:
         match event:
@@ -101,7 +100,7 @@ class Advertised(Checker):
                 about = self._profiles[self._uses[event.work_id]]
                 if about not in listed:
                     raise Violation(f"generation {event.generation} ran {about}, which it does not list")
-                self.kept += event.work_id in self._quiet_loads
+                self._truth.cover("load in quiet times", event.work_id in self._quiet_loads)
             case _:
                 pass
 

@@ -43,5 +43,8 @@ class Truth(Protocol):
     def taken(self) -> Iterable[tuple[float, object, int]]:
         """All device memory that was taken: when, by which worker's model process, and how much."""
 
+    def cover(self, what: str, count: int) -> None:
+        """That a checker had something to look at."""
+
     def is_quiet(self) -> bool:
         """Whether no fault has been at work for so long that none can still have an effect."""
