@@ -68,7 +68,7 @@ gpu-check: $(INSTALLED) ## on a machine with an NVIDIA GPU: load, measure, unloa
 	$(BIN)/python -m tests.gpu
 
 bench: $(INSTALLED) ## measure, and write benchmarks/RESULTS.md
-	$(BIN)/python -m benchmarks
+	PIP_ARGS="$(PIP_ARGS)" $(BIN)/python -m benchmarks
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .tenure build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -19,7 +19,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from benchmarks.report import Goal, write
-from benchmarks.serving import serving
+from benchmarks.serving import table
+from benchmarks.serving.measure import FULL as FULL_SERVING
+from benchmarks.serving.measure import QUICK as QUICK_SERVING
+from benchmarks.serving.measure import serving
 from benchmarks.stack import Servers, servers, services
 
 OUTPUT = Path(__file__).with_name("RESULTS.md")
@@ -35,12 +38,11 @@ class Size(NamedTuple):
     library_events: int
     latency_s: float
     work_items: int
-    invocations: int
     loads: int
 
 
-FULL = Size(3, 60_000, 20_000, 2_000, 5, 8_000, 6.0, 30_000, 200, 15)
-QUICK = Size(1, 10_000, 5_000, 2_000, 2, 2_000, 2.0, 5_000, 50, 3)
+FULL = Size(3, 60_000, 20_000, 2_000, 5, 8_000, 6.0, 30_000, 15)
+QUICK = Size(1, 10_000, 5_000, 2_000, 2, 2_000, 2.0, 5_000, 3)
 
 
 async def program(*arguments: str) -> Any:
@@ -105,7 +107,7 @@ async def one_round(stack: Servers, number: int, size: Size, tell: Callable[[str
     return got
 
 
-def goals(rounds: list[dict[str, Any]], loaded: dict[str, Any]) -> list[Goal]:
+def goals(rounds: list[dict[str, Any]], served: dict[str, Any], loaded: dict[str, Any]) -> list[Goal]:
     def ratio(over: Callable[[dict[str, Any]], float]) -> float:
         return median(over(got) for got in rounds)
 
@@ -122,6 +124,7 @@ def goals(rounds: list[dict[str, Any]], loaded: dict[str, Any]) -> list[Goal]:
             at_least=False),
         Goal("replay (decode, fence, fold) ÷ raw binary cursor", ratio(
             lambda g: g["replay"]["replay_per_s"] / g["replay"]["raw_per_s"]), 0.2, at_least=True),
+        *table.goals(served),
         Goal("load to first vector, MiniLM: fresh interpreter ÷ copy of the fork server", loaded["ratio"], 20.0,
             at_least=True),
     ]  # fmt: skip
@@ -140,7 +143,7 @@ async def bench(size: Size) -> tuple[list[dict[str, Any]], dict[str, Any], dict[
             row = conn.execute("SELECT split_part(version(), ' on ', 1)").fetchone()
             version = str(row[0]) if row is not None else "PostgreSQL"
     print("serving", flush=True)
-    served = await serving(size.invocations)
+    served = await serving(*(QUICK_SERVING if size is QUICK else FULL_SERVING))
     print("loads", flush=True)
     return rounds, served, await program("benchmarks.loads", str(size.loads)), version
 
@@ -149,7 +152,7 @@ def main() -> None:
     quick = "--quick" in sys.argv[1:]
     size = QUICK if quick else FULL
     rounds, served, loaded, version = asyncio.run(bench(size))
-    text = write(rounds, goals(rounds, loaded), served, loaded, size._asdict(), version)
+    text = write(rounds, goals(rounds, served, loaded), table.lines(served), loaded, size._asdict(), version)
     if quick:
         print(text)
     else:

@@ -30,7 +30,7 @@ class Goal(NamedTuple):
 def write(
     rounds: list[dict[str, Any]],
     goals: list[Goal],
-    served: dict[str, Any],
+    served: list[str],
     loaded: dict[str, Any],
     size: dict[str, Any],
     postgres: str,
@@ -79,17 +79,15 @@ def write(
         row("library: save → visible, p50", "library_latency", "visible_ms", "p50", digits=2),
         row("library: save → visible, p99", "library_latency", "visible_ms", "p99", digits=2),
         "",
-        "## Serving MiniLM, one short sentence, one client, same thread count",
-        "",
-        "| | p50 ms | p99 ms |",
-        "|---|---|---|",
-        f"| in-process encode | {served['local_ms']['p50']:.2f} | {served['local_ms']['p99']:.2f} |",
-        f"| invoke over NATS | {served['invoke_ms']['p50']:.2f} | {served['invoke_ms']['p99']:.2f} |",
-        "",
-        f"Invoke ÷ in-process, p50: {served['ratio']:.2f} (rounds in turn: {served['rounds']}, "
-        f"{served['threads']} threads).",
-        "",
+        *served,
         *_loads(loaded),
+        *goal_lines(goals),
+    ]
+    return "\n".join(lines)
+
+
+def goal_lines(goals: list[Goal]) -> list[str]:
+    return [
         "## Goals",
         "",
         "| ratio, median of the rounds | measured | goal | |",
@@ -101,7 +99,6 @@ def write(
         ),
         "",
     ]
-    return "\n".join(lines)
 
 
 def _loads(loaded: dict[str, Any]) -> list[str]:
