@@ -150,3 +150,26 @@ def test_stopped_takes_nothing(folder: Path, adapters: list[Any]) -> None:
     answer = ask(adapter, [EmbedRequest(["x"])])[0]
     assert isinstance(answer, Refused)
     assert answer.code == Code.DRAINING
+
+
+def test_what_nobody_waits_for_is_left_out(folder: Path, adapters: list[Any]) -> None:
+    class Stopped(AloneTurn):
+        """Nobody waits for request 0 once it has been asked about three times."""
+
+        asked = 0
+
+        def stopped(self, index: int) -> bool:
+            self.asked += index == 0
+            return index == 0 and self.asked > 3
+
+    limits = msgspec.structs.replace(PROFILE.limits, batch_max=2)
+    adapter = started(folder, adapters, limits=limits)
+    (whole,) = ask(adapter, [EmbedRequest(["x"])])
+    computed: list[int] = []
+    encode = adapter.model.encode
+    adapter.model.encode = lambda texts, **more: (computed.append(len(texts)), encode(texts, **more))[1]
+    gone, other = adapter.invoke([EmbedRequest(["a longer text"] * 9), EmbedRequest(["x"])], Stopped())
+    assert isinstance(gone, Refused)
+    assert gone.code == Code.INVOCATION_CANCELLED
+    assert cosine(rows(other), rows(whole)) > 0.9999
+    assert sum(computed) == 4  # three of the nine, and the other's
