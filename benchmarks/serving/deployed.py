@@ -12,7 +12,7 @@ from services.cli.serve import deployment
 from services.client import Client
 
 
-async def deployed(client: Client, node: NodeRow, folder: Path, threads: int) -> DeploymentRow:
+async def deployed(client: Client, node: NodeRow, folder: Path, threads: int = 2) -> DeploymentRow:
     """Loaded, and ready to answer."""
     terminal = Terminal(as_json=True)
     prepared = await artifact.prepare(client, terminal, folder, "minilm", node.id, True, ())

@@ -79,9 +79,9 @@ def _agreement(served: dict[str, Any]) -> list[str]:
 
     alone = median(each["bus-1"]["identical"] for each in served["rounds"])
     told = [
-        "Every vector was compared with the one that in-process encoding gave for the sentence alone: over the bus with",
-        f"one client {alone:.0%} are the same to the last bit, and no component of any differs by more than",
-        f"{max(all_of('bus', 'difference')):.0e} (in-process process in batches: {max(all_of('local', 'difference')):.0e}).",
+        "Every vector was compared with the one that in-process encoding gave for the sentence alone: over the bus",
+        f"with one client {alone:.0%} are the same to the last bit, and no component of any differs by more than",
+        f"{max(all_of('bus', 'difference')):.0e} (in-process, in batches: {max(all_of('local', 'difference')):.0e}).",
     ]
     if not served["infinity"]:
         told.append(f"infinity-emb's cosine with it is at least {min(all_of('infinity', 'cosine')):.6f}.")

@@ -23,7 +23,7 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from benchmarks.serving import deployed
+from benchmarks.serving.deployed import deployed
 from projections.rows import DeploymentRow, ResidencyRow, WorkRow
 from schemas import subjects
 from schemas.codes import Code
