@@ -7,12 +7,14 @@ generation had still under way arrives late, is rejected, and is kept with the r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 from collections.abc import AsyncIterator
 
 import nats.errors
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -30,8 +32,10 @@ from tests.chaos.processes import gone, stopped
 from tests.chaos.system import NODE, TERMS, System, system
 from tests.chaos.waiting import eventually, found
 from tests.chaos.work import done_once
+from worker.model.child_main import PROCESS_NAME
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+FORK_SERVER = "worker.model.fork_server"
 AT_ONCE_S = 2.0  # a refusal, on a busy machine
 BEATS_LATE_MAX = 4  # how late the newest heartbeat before a kill may have been, on a busy machine
 
@@ -57,6 +61,19 @@ async def refused(running: System, generation: str) -> Failure:
         return answer if isinstance(answer, Failure) else None
 
     return await found(look, "invocations are refused")
+
+
+async def fork_server(running: System) -> int:
+    """The worker's child that only makes model processes."""
+
+    async def look() -> int | None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below = psutil.Process(running.plane.pid("worker") or 0).children()
+            servers = [each for each in below if each.name() != PROCESS_NAME and FORK_SERVER in each.cmdline()]
+            return int(servers[0].pid) if servers else None
+        return None
+
+    return await found(look, "the worker has a fork server")
 
 
 async def shown(running: System) -> Holding:
@@ -158,6 +175,18 @@ async def test_a_model_process_that_ends_again_and_again_is_not_loaded_for_ever(
     assert (opened.cause, opened.ends) == (Code.CHILD_DIED, ENDS_MAX)
     closed = await running.command("circuit.close", deployment_id=running.deployed.id, node_id=NODE)
     assert closed.outcome == "accepted"
+    assert await running.serves() == generation
+    await nothing_is_lost(running.plane.postgres_dsn, running.nc)
+
+
+async def test_the_process_that_model_processes_are_copied_from(running: System) -> None:
+    """The resident is nobody's copy any more once it runs; the next one is made all the same."""
+    generation, child = await running.serves(), await running.child()
+    begun = time.monotonic()
+    os.kill(await fork_server(running), signal.SIGKILL)
+    assert await running.recovered("fork server: kill -9", begun) == generation
+    assert await running.child() == child
+    await running.unloaded()
     assert await running.serves() == generation
     await nothing_is_lost(running.plane.postgres_dsn, running.nc)
 
