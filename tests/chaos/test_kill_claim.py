@@ -42,7 +42,7 @@ async def test_a_worker_whose_claim_is_on_its_way(running: System) -> None:
     async with opened(running) as log:
         receipt = (await log.receipts([command_id]))[command_id]
     assert json.decode(receipt.outcome, type=Reply).code is Code.GENERATION_FENCED
-    await running.recovered("worker, its claim on its way: kill -9", begun)
+    await running.recovered("worker, a claim on its way: kill -9", begun)
     await nothing_is_lost(running.plane.postgres_dsn, running.nc)
 
 

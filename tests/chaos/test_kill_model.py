@@ -100,7 +100,7 @@ async def test_a_resident_model_process(running: System) -> None:
     event = await found(lost, "the log says lost")
     assert (event.state, event.generation) == ("lost", generation)
     assert event.signed is not None
-    assert await running.recovered("model process, resident: kill -9", begun) == generation
+    assert await running.recovered("model process, an invocation under way: kill -9", begun) == generation
     await nothing_is_lost(running.plane.postgres_dsn, running.nc)
 
 
@@ -111,7 +111,7 @@ async def test_a_model_process_that_loads(running: System) -> None:
         os.kill(child, signal.SIGKILL)
     work = await running.ended(work_id)
     assert (work.stage, work.code) == ("failed", Code.CHILD_DIED)
-    assert await running.recovered("model process, loading: kill -9", begun) == generation
+    assert await running.recovered("model process, a load under way: kill -9", begun) == generation
     await nothing_is_lost(running.plane.postgres_dsn, running.nc)
 
 
@@ -134,7 +134,7 @@ async def test_a_model_process_that_unloads(running: System) -> None:
     assert work.row.result["child_exit_code"] == -signal.SIGKILL
     assert work.row.result["memory"]["process_after"] == {"bytes": 0, "unavailable": None}
     assert work.row.result["memory"]["reclaim_complete"]
-    assert await running.recovered("model process, unloading: kill -9", begun) == generation
+    assert await running.recovered("model process, an unload under way: kill -9", begun) == generation
     await nothing_is_lost(running.plane.postgres_dsn, running.nc)
 
 
@@ -157,7 +157,7 @@ async def test_a_model_process_whose_unload_is_being_claimed(running: System) ->
         assert work.result["child_exit_code"] == -signal.SIGKILL
     else:
         assert (work.stage, work.code) == ("failed", Code.NOT_RESIDENT)
-    assert await running.recovered("model process, its unload being claimed: kill -9", begun) == generation
+    assert await running.recovered("model process, a claim on its way: kill -9", begun) == generation
     await nothing_is_lost(running.plane.postgres_dsn, running.nc)
 
 
@@ -197,7 +197,7 @@ async def test_a_worker_that_loads(running: System) -> None:
         begun = time.monotonic()
         running.plane.kill("worker")
         await gone(child)
-    later = await running.recovered("worker, loading: kill -9", begun)
+    later = await running.recovered("worker, a load under way: kill -9", begun)
     assert int(later) > int(generation)
     work = await running.ended(work_id)
     assert (work.stage, work.attempt, work.generation) == ("completed", 2, later)
@@ -219,7 +219,7 @@ async def test_a_worker_that_answers(running: System) -> None:
             assert held.silent_ms <= (time.monotonic() - begun) * 1_000 + TERMS["beat_ms"] * BEATS_LATE_MAX
     with pytest.raises(nats.errors.Error):  # no answer, and certainly no wrong one
         await waiting
-    later = await running.recovered("worker, answering: kill -9", begun)
+    later = await running.recovered("worker, an invocation under way: kill -9", begun)
     assert int(later) > int(generation)
     with pytest.raises(nats.errors.NoRespondersError):
         await running.invoke(generation, AT_ONCE_S)
@@ -235,7 +235,7 @@ async def test_a_worker_that_unloads(running: System) -> None:
         begun = time.monotonic()
         running.plane.kill("worker")
         await gone(child)
-    later = await running.recovered("worker, unloading: kill -9", begun)
+    later = await running.recovered("worker, an unload under way: kill -9", begun)
     assert int(later) > int(generation)
     work = await running.ended(work_id)
     assert (work.stage, work.code) == ("failed", Code.WORKER_LOST)
