@@ -1,6 +1,7 @@
 # Two commands set everything up: `make demo` and `make test`. The rest is for people who change the code.
 #
 #   PYTHON=python3.12      another interpreter (3.11 or newer)
+#   JOBS=4                 how many tests at once (2; a test may use two cores for a moment)
 #   PIP_ARGS="..."         more options for pip, such as an index with CPU builds of torch (see README)
 
 PYTHON ?= python3
@@ -11,8 +12,10 @@ SEEDS ?= 2000
 CONSTRAINTS := .ci/constraints.txt
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+JOBS ?= 2
+AT_ONCE := -n $(JOBS) --dist loadfile
 
-.PHONY: demo test check lint types imports reference unit integration sim chaos containers e2e gpu-check bench clean help
+.PHONY: demo test check lint types imports reference thorough unit integration sim chaos containers e2e gpu-check bench clean help
 
 help: ## what can be done here
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -28,9 +31,13 @@ demo: $(INSTALLED) ## the main job end to end on this machine: files, proof, app
 	$(BIN)/tenure demo
 
 test: $(INSTALLED) ## unit, contract, integration and end-to-end tests
-	$(PYTEST) tests/unit tests/golden tests/contract tests/simulation --ignore tests/simulation/test_mutations.py tests/integration tests/e2e
+	$(PYTEST) $(AT_ONCE) -m 'not thorough' tests/unit tests/golden tests/contract tests/simulation \
+		--ignore tests/simulation/test_mutations.py tests/integration tests/e2e
 
-check: lint types imports reference test sim chaos containers ## everything CI runs
+thorough: $(INSTALLED) ## further architectures of each adapter, and a model of every task all the way
+	$(PYTEST) $(AT_ONCE) -m thorough tests/unit tests/contract tests/integration tests/e2e
+
+check: lint types imports reference test thorough sim chaos containers ## everything CI runs
 
 lint: $(INSTALLED) ## ruff, rules and format
 	$(BIN)/ruff check .
@@ -46,10 +53,10 @@ reference: $(INSTALLED) ## docs/reference is what the code says
 	$(BIN)/python -m schemas.generate --check
 
 unit: $(INSTALLED) ## the tests without I/O
-	$(PYTEST) tests/unit tests/golden
+	$(PYTEST) $(AT_ONCE) tests/unit tests/golden
 
 integration: $(INSTALLED) ## the tests on embedded servers
-	$(PYTEST) tests/contract tests/integration
+	$(PYTEST) $(AT_ONCE) tests/contract tests/integration
 
 e2e: $(INSTALLED) ## the command line, as a user runs it
 	$(PYTEST) tests/e2e

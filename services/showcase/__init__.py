@@ -17,3 +17,11 @@ MODULES = ("minilm", "cross_encoder", "generation", "whisper", "speech", "trocr"
 def every_model() -> list[Model]:
     """The models of all modules, in their order."""
     return [model for name in MODULES for model in importlib.import_module(f"services.showcase.{name}").MODELS]
+
+
+def principal_models() -> list[Model]:
+    """Of each adapter and task the first; the others are further architectures of the same."""
+    first: dict[tuple[str, str], Model] = {}
+    for model in every_model():
+        first.setdefault((model.profile.adapter, model.profile.task), model)
+    return list(first.values())

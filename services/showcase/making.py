@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from schemas.tasks.golden import GoldenProbe
-from services.showcase import every_model
+from services.showcase import principal_models
 from worker.adapters import registry
 
 
 def main(folder: Path) -> int:
     able = registry.capabilities()
     done: set[str] = set()
-    for model in every_model():
+    for model in principal_models():
         task = model.profile.task
         if task in done or task not in able.get(model.profile.adapter, []):
             continue

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from services.showcase import every_model
 from services.showcase.model import Model
+from tests.showcase import as_parameters
 from worker.adapters import registry
-
-EVERY_MODEL = every_model()
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +23,7 @@ def libraries() -> None:
             __import__(name)
 
 
-@pytest.fixture(scope="module", params=EVERY_MODEL, ids=[model.name for model in EVERY_MODEL])
+@pytest.fixture(scope="module", params=as_parameters())
 def model(request: pytest.FixtureRequest) -> Model:
     chosen: Model = request.param
     return chosen

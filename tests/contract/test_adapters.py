@@ -143,7 +143,7 @@ def test_nothing_asked_is_nothing_answered(adapter: RuntimeAdapter) -> None:
     assert ask(adapter, []) == []
 
 
-@pytest.mark.parametrize("model", WITH_EMPTY, indirect=True, ids=[model.name for model in WITH_EMPTY])
+@pytest.mark.parametrize("model", as_parameters(WITH_EMPTY), indirect=True)
 def test_empty_has_a_defined_result(model: Model, adapter: RuntimeAdapter) -> None:
     assert model.empty is not None
     alone = sound(ask(adapter, [model.empty])[0])

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from schemas.tasks.requests import REQUEST_OF
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_TIMEOUT_S = 240
 MIB = 1_048_576
@@ -23,7 +25,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-def tenure(*arguments: str, data_dir: Path) -> subprocess.CompletedProcess[str]:
+def tenure(*arguments: str, data_dir: Path, timeout_s: float = DEMO_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
     path = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
     return subprocess.run(
@@ -31,7 +33,7 @@ def tenure(*arguments: str, data_dir: Path) -> subprocess.CompletedProcess[str]:
         env={**inherited, "PYTHONPATH": path, "TENURE_DATA_DIR": str(data_dir)},
         capture_output=True,
         text=True,
-        timeout=DEMO_TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -102,6 +104,26 @@ def test_the_demo_proves_the_whole_chain_and_again(tmp_path: Path) -> None:
         assert again[step][name] != measured[step][name]
     assert second["audit"]["events"] > audit["events"]
     assert processes_of(data_dir) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(2 * DEMO_TIMEOUT_S + 60)
+def test_every_task_goes_the_whole_way(tmp_path: Path) -> None:
+    ran = tenure("demo", "--all", "--json", data_dir=tmp_path / "plane", timeout_s=2 * DEMO_TIMEOUT_S)
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    document = json.loads(ran.stdout)
+    assert document["held"]
+    tasks = {each["task"]: {step["step"]: step["measured"] for step in each["steps"]} for each in document["tasks"]}
+    assert tasks.keys() == REQUEST_OF.keys()
+    for task, steps in tasks.items():
+        assert [name for name in STEPS if name != "audit replay"] == [name for name in steps if name != "audit replay"]
+        assert steps["probe run"]["offline"]["proven"], task
+        assert steps["unload"]["memory"]["reclaim_complete"], task
+        if task != "embedding":
+            assert steps["probe run"]["health"]["golden"][0]["passed"], task
+            assert steps["invoke"]["distance"] <= steps["invoke"]["tolerance"], task
+    assert document["audit"]["consistent"]
+    assert processes_of(tmp_path / "plane") == []
 
 
 def test_without_servers_commands_say_so_with_exit_code_4(tmp_path: Path) -> None:

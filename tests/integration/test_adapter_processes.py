@@ -57,7 +57,7 @@ async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place
     await launcher.close()
 
 
-@pytest.fixture(params=EVERY_MODEL, ids=[model.name for model in EVERY_MODEL])
+@pytest.fixture(params=as_parameters())
 def model(request: pytest.FixtureRequest) -> Model:
     chosen: Model = request.param
     assert chosen.profile.require_offline_proof
@@ -124,7 +124,7 @@ async def test_the_whole_cycle(model: Model, folder: Path, place: Place) -> None
     assert (memory.reclaimed.bytes or 0) > 0
 
 
-@pytest.mark.parametrize("model", EVERY_MODEL[1:2], indirect=True, ids=[model.name for model in EVERY_MODEL[1:2]])
+@pytest.mark.parametrize("model", as_parameters(EVERY_MODEL[1:2]), indirect=True)
 async def test_a_missed_golden_probe_refuses_the_load(model: Model, folder: Path, place: Place) -> None:
     """Once is enough: what decides is not the adapter's."""
     first, other = model.requests[0], model.requests[-1]

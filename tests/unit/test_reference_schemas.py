@@ -23,8 +23,8 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 # Of the 2020-12 vocabularies, what our structs need; `discriminator` and `x-messages` are annotations.
 KEYWORDS = {
     "$ref", "title", "description", "default", "type", "enum", "const", "anyOf", "properties", "required",
-    "additionalProperties", "propertyNames", "items", "pattern", "minLength", "maxLength", "minItems", "maxItems",
-    "minimum", "exclusiveMinimum", "maximum", "contentEncoding", "discriminator",
+    "additionalProperties", "propertyNames", "maxProperties", "items", "pattern", "minLength", "maxLength", "minItems",
+    "maxItems", "minimum", "exclusiveMinimum", "maximum", "contentEncoding", "discriminator",
 }  # fmt: skip
 OPERATION_FIELDS = {"action", "channel", "title", "summary", "description", "tags", "messages", "reply"}
 CHANNEL_FIELDS = {"address", "messages", "title", "summary", "description", "servers", "parameters"}

@@ -80,7 +80,12 @@ def texts(answers: Sequence[Any]) -> list[str]:
 # Architectures.
 
 
-@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
+def architectures() -> list[Any]:
+    """Each by itself; all but one when thorough."""
+    return [pytest.param(name, marks=() if name == "llama" else pytest.mark.thorough) for name in sorted(ARCHITECTURES)]
+
+
+@pytest.mark.parametrize("model_type", architectures())
 def test_each_architecture_alone_and_in_a_batch(model_type: str, tmp_path: Path) -> None:
     """Padded on the left, over sliding windows, and with sequences that leave the batch before the others."""
     windows: dict[str, object] = {"mistral": WINDOW, "gemma2": WINDOW, "gemma3_text": WINDOW, "phi3": WINDOW}
