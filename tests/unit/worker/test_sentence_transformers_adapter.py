@@ -166,10 +166,62 @@ def test_what_nobody_waits_for_is_left_out(folder: Path, adapters: list[Any]) ->
     adapter = started(folder, adapters, limits=limits)
     (whole,) = ask(adapter, [EmbedRequest(["x"])])
     computed: list[int] = []
-    encode = adapter.model.encode
-    adapter.model.encode = lambda texts, **more: (computed.append(len(texts)), encode(texts, **more))[1]
+    vectors = adapter._encoding.vectors
+    adapter._encoding.vectors = lambda *asked: (computed.append(len(asked[1])), vectors(*asked))[1]
     gone, other = adapter.invoke([EmbedRequest(["a longer text"] * 9), EmbedRequest(["x"])], Stopped())
     assert isinstance(gone, Refused)
     assert gone.code == Code.INVOCATION_CANCELLED
     assert cosine(rows(other), rows(whole)) > 0.9999
     assert sum(computed) == 4  # three of the nine, and the other's
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"normalize": False}, {"pooling": "cls"}, {"max_length": 8}, {"dtype": "bfloat16"}]
+)
+@pytest.mark.parametrize("truncate_dim", [None, 128])
+def test_the_short_way_gives_what_encode_gives(
+    folder: Path, adapters: list[Any], changes: dict[str, Any], truncate_dim: int | None
+) -> None:
+    adapter = started(folder, adapters, **changes)
+    adapter.model.truncate_dim = truncate_dim
+    assert adapter.health().capability
+    assert adapter._encoding.short is True
+    for prompt in (None, "query"):
+        expected = adapter.model.encode(
+            TEXTS, prompt_name=prompt, normalize_embeddings=adapter.profile.normalize, convert_to_tensor=True
+        )
+        order = sorted(range(len(TEXTS)), key=lambda index: -len(TEXTS[index]))
+        (answer,) = ask(adapter, [EmbedRequest([TEXTS[index] for index in order], prompt)])
+        assert np.array_equal(rows(answer), expected.float().numpy()[order])
+
+
+@pytest.mark.parametrize("steps", ["missing", "others"])
+def test_a_library_with_other_steps_is_asked_by_encode_alone(
+    folder: Path, reference: Any, adapters: list[Any], steps: str
+) -> None:
+    adapter = started(folder, adapters)
+
+    def preprocess(*asked: Any, **more: Any) -> Any:
+        raise AttributeError("preprocess")
+
+    if steps == "missing":
+        encode = adapter.model.encode
+        real = adapter.model.preprocess
+
+        def with_steps(*asked: Any, **more: Any) -> Any:
+            adapter.model.preprocess = real
+            try:
+                return encode(*asked, **more)
+            finally:
+                adapter.model.preprocess = preprocess
+
+        adapter.model.encode, adapter.model.preprocess = with_steps, preprocess
+    else:  # the library does something more to its vectors than we know of
+        encode = adapter.model.encode
+        adapter.model.encode = lambda *asked, **more: encode(*asked, **more) * -1.0
+    (answer,) = ask(adapter, [EmbedRequest(TEXTS)])
+    assert adapter._encoding.short is False
+    (again,) = ask(adapter, [EmbedRequest(TEXTS)])
+    sign = 1.0 if steps == "missing" else -1.0
+    for seen in (answer, again):
+        assert cosine(rows(seen), sign * reference.encode(TEXTS, normalize_embeddings=True)) > 0.9999

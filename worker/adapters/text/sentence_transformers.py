@@ -1,6 +1,6 @@
 """The sentence_transformers adapter: text embeddings that equal the library's own.
 
-The library is called as its users call it (`SentenceTransformer(...).encode(...)`), with everything that
+The library computes as for its users (`SentenceTransformer(...).encode(...)`, see `encoding`), with everything that
 changes a result taken from the profile:
 
 * `dtype`, `device`, `threads`, `max_length`, `pooling` replace what the files say where they are given;
@@ -28,6 +28,7 @@ from schemas.codes import Code, Refusal
 from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import Embedded, EmbedRequest
 from worker.adapters.contract import Inspection, Turn
+from worker.adapters.text.encoding import Encoding
 from worker.adapters.text.lengths import GONE, device_batches, usable_positions
 from worker.adapters.text.sentence_transformers_files import inspect_files
 from worker.adapters.torch_runtime import TorchAdapter
@@ -61,6 +62,7 @@ class SentenceTransformersAdapter(TorchAdapter):
         if profile.pooling is not None:
             self._set_pooling(model, profile.pooling)
         self.model = model
+        self._encoding = Encoding(self.torch, self.device, normalize=profile.normalize)
 
     def _set_max_length(self, model: Any) -> None:
         usable = usable_positions(model[0].auto_model.config.to_dict())
@@ -164,15 +166,7 @@ class SentenceTransformersAdapter(TorchAdapter):
             left_out.update(set(batch) - set(rows))
             if not rows:
                 continue
-            found = self.model.encode(
-                [texts[row][1] for row in rows],
-                prompt_name=prompt_name,
-                batch_size=batch_max,
-                normalize_embeddings=self.profile.normalize,
-                convert_to_tensor=True,
-                show_progress_bar=False,
-            )
-            vectors[rows] = found.to(device="cpu", dtype=self.torch.float32).numpy()
+            vectors[rows] = self._encoding.vectors(self.model, [texts[row][1] for row in rows], prompt_name)
         return vectors, left_out
 
     def _embedded(self, vectors: Any, counts: list[int]) -> Embedded | Refused:
