@@ -9,7 +9,6 @@ the process ends, every open request fails with how it ended, and its record and
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
@@ -26,6 +25,7 @@ from schemas.profiles import RuntimeProfile
 from worker.model import frames
 from worker.model.clean_environment import clean_environment
 from worker.model.launching import Launcher, Started
+from worker.model.link import Link
 from worker.model.measure import oom_kills
 from worker.model.processes import Identity, Record, identify, kill_group, system_boot_id, write_record
 
@@ -79,8 +79,8 @@ class ModelProcess:
         self._children = launcher.children
         self._process = started.watch
         self._record = record
-        self._link = started.link
-        self._writer: asyncio.StreamWriter | None = None
+        self._end = started.link
+        self._link: Link | None = None
         self._open: deque[asyncio.Future[frames.Answer]] = deque()
         self._asked = False
         self.on_partial: Callable[[frames.Partial], None] = _unasked
@@ -114,14 +114,15 @@ class ModelProcess:
         """The answer; raises TimeoutError, or Refusal where the child refused or ended."""
         if self.exited.done():
             raise self._death()
-        if self._writer is None:
-            reader, self._writer = await asyncio.open_unix_connection(sock=self._link)
-            self._reading = asyncio.create_task(self._read(reader))
+        if self._link is None:
+            self._link = await Link.open(self._end, self._take, self._distrust)
+            if self.exited.done():
+                self._link.close()
+                raise self._death()
         answer: asyncio.Future[frames.Answer] = asyncio.get_running_loop().create_future()
         self._open.append(answer)
+        self._link.send(request)
         async with asyncio.timeout(timeout_ms / 1_000.0):
-            with contextlib.suppress(OSError):  # the child has gone; the watch fails the answer with how
-                await frames.send_request(self._writer, request)
             received = await answer
         if isinstance(received, frames.Refused):
             raise Refusal(received.code, received.message)
@@ -129,26 +130,24 @@ class ModelProcess:
 
     def tell(self, stop: frames.Stop) -> None:
         """Say that nobody waits for a request any more. It has no answer; a process that has gone needs none."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frames.encode(stop))
+        if self._link is not None:
+            self._link.send(stop)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Match answers to requests until the link ends; the watch tells the rest what happened."""
-        while True:
-            try:
-                received = await frames.receive_answer(reader)
-            except (asyncio.IncompleteReadError, OSError):
-                return
-            except ValueError as error:  # not one of our frames: nothing after it can be trusted
-                _log.error("child_frame_malformed", pid=self.identity.pid, error=str(error))
-                kill_group(self.identity)
-                return
-            if isinstance(received, frames.Partial):
-                self.on_partial(received)
-                continue
-            waiting = self._open.popleft()
-            if not waiting.done():
-                waiting.set_result(received)
+    def _take(self, answer: frames.Answer) -> None:
+        """Match an answer to the request that it is to."""
+        if isinstance(answer, frames.Partial):
+            self.on_partial(answer)
+            return
+        if not self._open:
+            raise ValueError(f"an answer that nobody asked for: {type(answer).__name__}")
+        waiting = self._open.popleft()
+        if not waiting.done():
+            waiting.set_result(answer)
+
+    def _distrust(self, reason: str) -> None:
+        """Nothing that it says can be told apart any more."""
+        _log.error("child_frame_malformed", pid=self.identity.pid, error=reason)
+        kill_group(self.identity)
 
     async def _run(self) -> None:
         """Wait for the exit, tell it, clean up."""
@@ -165,11 +164,10 @@ class ModelProcess:
             waiting = self._open.popleft()
             if not waiting.done():
                 waiting.set_exception(self._death())
-        if self._writer is not None:
-            self._writer.close()
-            self._reading.cancel()
-        else:
+        if self._link is not None:
             self._link.close()
+        else:
+            self._end.close()
         self._record.unlink(missing_ok=True)
         await asyncio.to_thread(shutil.rmtree, self.scratch, ignore_errors=True)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from asyncio import StreamReader, StreamWriter
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +24,7 @@ from worker.sandbox.escape import Targets
 
 FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX + 16 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
 
 
 class Confine(Struct, frozen=True, tag="confine"):
@@ -151,36 +151,28 @@ def encode(message: Request | Answer) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def _checked_length(header: bytes) -> int:
+def checked_length(header: bytes | memoryview) -> int:
+    """Of the body that follows. Raises ValueError over the bound."""
     length: int = _LENGTH.unpack(header)[0]
     if length > FRAME_BYTES_MAX:
         raise ValueError(f"a frame of {length} bytes is over the bound of {FRAME_BYTES_MAX}")
     return length
 
 
-# The parent's side.
+def decode_answer(body: bytes | memoryview) -> Answer:
+    """Raises ValueError where it is none."""
+    return _answers.decode(body)
 
 
-async def send_request(writer: StreamWriter, request: Request) -> None:
-    writer.write(encode(request))
-    await writer.drain()
-
-
-async def receive_answer(reader: StreamReader) -> Answer:
-    """The next answer. Raises IncompleteReadError when the child has gone."""
-    length = _checked_length(await reader.readexactly(_LENGTH.size))
-    return _answers.decode(await reader.readexactly(length))
-
-
-# The child's side: blocking, one thread.
+# The parent's side is `worker.model.link`. The child's side: blocking, one thread.
 
 
 def receive_request(link: socket.socket) -> Request | None:
     """The next request, or None when the parent has closed the link."""
-    header = _read(link, _LENGTH.size)
+    header = _read(link, LENGTH_BYTES)
     if header is None:
         return None
-    body = _read(link, _checked_length(header))
+    body = _read(link, checked_length(header))
     return None if body is None else _requests.decode(body)
 
 
