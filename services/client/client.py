@@ -7,7 +7,9 @@
   an unambiguous prefix of at least `PREFIX_CHARACTERS_MIN` characters, or a name.
 * `wait_work` follows one work item to its end. Events wake it and name the stages; the table decides.
 * `live` asks a node what it holds at this moment. None is silence, and silence is never an answer.
-* `invoke`, `stream` and `cancel` speak straight to a worker and check that what answered is what was deployed.
+* `invoke`, `stream` and `cancel` speak straight to a worker and check that what answered is what was deployed. Where a
+  deployment is served is remembered for a moment (see `targets`): an invocation that nobody there took in is sent once
+  more, to where the tables say it is served now. A stream and a cancel ask the tables each time.
 
 Refusals travel as `schemas.codes.Refusal`. No connection and no listener are UNAVAILABLE.
 """
@@ -36,9 +38,10 @@ from schemas.tasks.text import TextChunk
 from schemas.tokens import MESSAGE_BYTES_MAX
 from schemas.work import FINAL_STAGES
 from services.client.answers import live_of, position_of, stage_of
-from services.client.invoking import Invoker
+from services.client.invoking import Invoker, Targets
 from services.client.nats_wire import NatsWire
 from services.client.operator import credentials, default_actor
+from services.client.targets import KnownTargets
 from services.client.wire import NoResponder, Silent, Unreachable, Wire
 from services.settings import Settings
 
@@ -65,6 +68,7 @@ class Client:
     def __init__(self, wire: Wire, actor: str) -> None:
         self.wire = wire
         self.actor = actor
+        self._known = KnownTargets()
 
     @classmethod
     async def connect(cls, settings: Settings, actor: str | None = None) -> Client:
@@ -251,32 +255,40 @@ class Client:
 
     async def invoke(self, deployment: DeploymentRow, request: Request, node_id: str | None = None) -> Answer:
         """The answer of a node that holds the deployment; see `invoking`."""
-        return await (await self._invoker(deployment, node_id)).invoke(request)
+        with self._known.of((deployment.id, node_id)) as known:
+            if known:
+                try:
+                    return await Invoker(self.wire, deployment, known).invoke(request)
+                except Refusal as refusal:
+                    if refusal.code is not Code.NOT_RESIDENT:
+                        raise
+            targets = await self._targets(deployment, node_id)
+            return await Invoker(self.wire, deployment, targets).invoke(request)
 
     async def stream(
         self, deployment: DeploymentRow, request: Request, node_id: str | None = None
     ) -> AsyncGenerator[TextChunk | Answer]:
         """Pieces of the answer as they come, then the whole; stopping early cancels. See `invoking`."""
-        pieces = (await self._invoker(deployment, node_id)).stream(request)
+        pieces = Invoker(self.wire, deployment, await self._targets(deployment, node_id)).stream(request)
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
     async def cancel(self, deployment: DeploymentRow, invocation_id: str, node_id: str | None = None) -> bool:
         """Whether there was such an invocation under way; it ends at its next step."""
-        return await (await self._invoker(deployment, node_id)).cancel(invocation_id)
+        targets = await self._targets(deployment, node_id)
+        return await Invoker(self.wire, deployment, targets).cancel(invocation_id)
 
-    async def _invoker(self, deployment: DeploymentRow, node_id: str | None) -> Invoker:
-        return Invoker(self.wire, deployment, await self._targets(deployment, node_id))
-
-    async def _targets(self, deployment: DeploymentRow, node_id: str | None) -> Sequence[tuple[str, str]]:
+    async def _targets(self, deployment: DeploymentRow, node_id: str | None) -> Targets:
         """Its nodes and their generations, those the log calls resident first. The log only orders them."""
         held = await self.rows(ResidencyRow, {"deployment_id": deployment.id})
         resident = {row.node_id for row in held if row.state == "resident"}
         nodes = {node.id: node for node in await self.rows(NodeRow)}
         wanted = [node for node in deployment.node_ids if node in nodes and node_id in (None, node)]
         wanted.sort(key=lambda node: node not in resident)
-        return [(node, nodes[node].generation) for node in wanted if nodes[node].generation != "0"]
+        targets = [(node, nodes[node].generation) for node in wanted if nodes[node].generation != "0"]
+        self._known.put((deployment.id, node_id), targets)
+        return targets
 
 
 def _only(table: str, reference: str, found: Sequence[R]) -> R:

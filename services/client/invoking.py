@@ -53,7 +53,7 @@ class Invoker:
             try:
                 payload = await self._payload(node, request, body)
                 data = await self._wire.request(subject, payload, timeout_s)
-                return self._answer(await self._whole(node, data), generation)
+                return answer_of(self._deployment, generation, await self._whole(node, data))
             except NoResponder:
                 continue
             except Silent as error:
@@ -84,7 +84,7 @@ class Invoker:
             payload = await self._payload(node, request, _encode(request))
             async with contextlib.aclosing(self._wire.replies(subject, payload, timeout_s)) as replies:
                 async for data in replies:
-                    answer = checked(await self._whole(node, data))
+                    answer = await self._whole(node, data)
                     if isinstance(answer, TextChunk):
                         yield answer
                         continue
@@ -138,31 +138,20 @@ class Invoker:
         digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
         return _encode(ByReference(name, len(body), digest, request.deadline_ms))
 
-    async def _whole(self, node: str, data: bytes) -> bytes:
-        """The answer's own bytes where `data` is a reference to them."""
-        answer = _decoded(data)
+    async def _whole(self, node: str, data: bytes) -> ServeAnswer:
+        """What was answered, fetched where `data` is a reference to it. Raises Refusal."""
+        answer = checked(data)
         if not isinstance(answer, ByReference):
-            return data
+            return answer
         body = await self._wire.fetch(payload_store(node), answer.object)
         digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
         if (len(body), digest) != (answer.bytes, answer.sha256):
             raise Refusal(Code.PAYLOAD_UNAVAILABLE, f"payload `{answer.object}` is not what was announced")
-        return body
-
-    def _answer(self, data: bytes, generation: str) -> Answer:
-        return answer_of(self._deployment, generation, checked(data))
+        return checked(body)
 
     def _not_served(self) -> Refusal:
         asked = ", ".join(node for node, _ in self._targets) or "no node"
         return Refusal(Code.NOT_RESIDENT, f"deployment {self._deployment.name!r} is not served now (asked: {asked})")
-
-
-def _decoded(data: bytes) -> ServeAnswer | None:
-    try:
-        answer: ServeAnswer = msgspec.msgpack.decode(data, type=ServeAnswer)
-    except msgspec.DecodeError:
-        return None  # `checked` says what is wrong with it
-    return answer
 
 
 def _timeout_s(request: Request) -> float:

@@ -151,3 +151,58 @@ async def test_a_cancel_tells_whether_there_was_something(wire: FakeWire, client
     wire.answers[SERVED] = lambda payload: encode(Cancelled(msgspec.msgpack.decode(payload)["invocation_id"] == "one"))
     assert await client.cancel(deployment(), "one")
     assert not await client.cancel(deployment(), "two")
+
+
+def asked_tables(wire: FakeWire) -> int:
+    return sum(subject.startswith(subjects.QUERY) for subject, _ in wire.sent)
+
+
+async def test_where_it_is_served_is_asked_once_in_a_while(
+    wire: FakeWire, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire.answers[SERVED] = lambda payload: answer(vectors())
+    await client.invoke(deployment(), EmbedRequest(["a"]))
+    first = asked_tables(wire)
+    await client.invoke(deployment(), EmbedRequest(["b"]))
+    assert asked_tables(wire) == first
+    await client.invoke(deployment(), EmbedRequest(["c"]), "local")  # a node of one's own choice is another question
+    assert asked_tables(wire) == 2 * first
+    monkeypatch.setattr("services.client.targets.TARGETS_SECONDS_MAX", 0.0)
+    await client.invoke(deployment(), EmbedRequest(["d"]))
+    assert asked_tables(wire) == 3 * first
+
+
+async def test_an_invocation_follows_the_deployment_to_a_newer_generation(wire: FakeWire, client: Client) -> None:
+    wire.answers[SERVED] = lambda payload: answer(vectors())
+    await client.invoke(deployment(), EmbedRequest(["a"]))
+    del wire.answers[SERVED]
+    wire.put(node(generation="4"), residency(generation="4"))
+    newer = subjects.serve_subject("local", "4", "dep0123456789ab")
+    wire.answers[newer] = lambda payload: encode(Answer(vectors(), ARTIFACT, PROFILE, "4", 1.0))
+    assert (await client.invoke(deployment(), EmbedRequest(["b"]))).generation == "4"
+
+
+async def test_a_worker_that_no_longer_holds_it_is_asked_about_once_more(wire: FakeWire, client: Client) -> None:
+    wire.answers[SERVED] = lambda payload: answer(vectors())
+    await client.invoke(deployment(), EmbedRequest(["a"]))
+    wire.answers[SERVED] = lambda payload: encode(Failure(Code.NOT_RESIDENT, "unloaded"))
+    before = len(asked(wire))
+    with pytest.raises(Refusal) as caught:
+        await client.invoke(deployment(), EmbedRequest(["b"]))
+    assert caught.value.code is Code.NOT_RESIDENT
+    assert len(asked(wire)) == before + 2
+
+
+async def test_after_a_refusal_the_tables_are_asked_anew_and_nothing_is_sent_twice(
+    wire: FakeWire, client: Client
+) -> None:
+    wire.answers[SERVED] = lambda payload: answer(vectors())
+    await client.invoke(deployment(), EmbedRequest(["a"]))
+    first, before = asked_tables(wire), len(asked(wire))
+    wire.answers[SERVED] = lambda payload: encode(Failure(Code.OVERLOADED, "full"))
+    with pytest.raises(Refusal):
+        await client.invoke(deployment(), EmbedRequest(["b"]))
+    assert (asked_tables(wire), len(asked(wire))) == (first, before + 1)
+    wire.answers[SERVED] = lambda payload: answer(vectors())
+    await client.invoke(deployment(), EmbedRequest(["c"]))
+    assert asked_tables(wire) == 2 * first
