@@ -22,6 +22,7 @@ from schemas.tasks.requests import REQUEST_OF, RESULT_OF, Request, Result
 from schemas.tasks.text import EmbedRequest, RerankRequest
 from services.showcase import every_model
 from services.showcase.model import Model, files_of
+from tests.showcase import as_parameters
 from worker.adapters import registry
 from worker.adapters.contract import RuntimeAdapter
 from worker.adapters.torch_runtime import AloneTurn

@@ -23,6 +23,7 @@ from schemas.tasks.requests import Request
 from schemas.tasks.text import Generated, GenerateRequest, TextChunk
 from services.showcase import every_model, generation
 from services.showcase.model import Model
+from tests.showcase import as_parameters
 from worker.model import frames
 from worker.model.accelerator import NoAccelerator
 from worker.model.device_watch import DeviceWatch
