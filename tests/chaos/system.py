@@ -96,23 +96,24 @@ class System:
 
         return await found(look, f"a worker serves with a generation after {after}")
 
-    async def heartbeat_answered(self) -> None:
-        """See one heartbeat of the worker and its answer on the bus: the session has a full term from now."""
-        asked: set[str] = set()
-        answered = asyncio.Event()
+    async def heartbeat_answered(self) -> float:
+        """See one heartbeat of the worker and its answer on the bus; when that was, from where a full term counts."""
+        asked: dict[str, float] = {}
+        answered: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
         async def on_beat(message: Msg) -> None:
-            asked.add(message.reply)
+            asked[message.reply] = time.time() * 1_000
 
         async def on_answer(message: Msg) -> None:
-            if message.subject in asked:
-                answered.set()
+            if message.subject in asked and not answered.done():
+                answered.set_result(asked[message.subject])
 
         seen = [await self.nc.subscribe(f"{subjects.node_inbox(NODE)}.>", cb=on_answer)]
         seen.append(await self.nc.subscribe(subjects.beat_subject(NODE), cb=on_beat))
-        await asyncio.wait_for(answered.wait(), WAIT_S)
+        at_ms = await asyncio.wait_for(answered, WAIT_S)
         for subscription in seen:
             await subscription.unsubscribe()
+        return at_ms
 
     async def work(self, work_id: str) -> WorkRow | None:
         rows = await self.rows("work", {"id": work_id})
@@ -257,13 +258,13 @@ class System:
 
         return await found(answered, "the model answers")
 
-    async def kept(self, generation: str, later: str, fault_at_ms: float) -> bool:
-        """Whether the worker went on; if not, no heartbeat of it was answered for as long as it may hold on."""
+    async def kept(self, generation: str, later: str, heard_at_ms: float) -> bool:
+        """Whether the worker went on; if not, no later heartbeat was answered for as long as it may hold on."""
         if later == generation:
             return True
         seen = await self.events(WorkerRegistered)
         successor = next(event for event in seen if event.generation == str(int(generation) + 1))
-        assert successor.at_ms - fault_at_ms >= TERMS["session_ms"] * SELF_STOP_SHARE - TERMS["beat_ms"]
+        assert successor.at_ms - heard_at_ms >= TERMS["session_ms"] * SELF_STOP_SHARE - TERMS["beat_ms"]
         return False
 
     async def recovered(self, fault: str, since: float) -> str:

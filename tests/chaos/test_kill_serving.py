@@ -40,7 +40,7 @@ async def an_invocation(running: System, victim: str) -> None:
     with stopped([child]):
         waiting = asyncio.create_task(running.invoke(generation, ANSWER_S))
         await running.invocation_under_way()
-        begun, at_ms = time.monotonic(), time.time() * 1_000
+        heard_ms, begun = await running.heartbeat_answered(), time.monotonic()
         await running.plane.killed(victim)
     if victim == "nats":  # the answer may find its way over the new connections, or be lost
         await asyncio.wait([waiting], timeout=LATE_ANSWER_S)
@@ -51,7 +51,7 @@ async def an_invocation(running: System, victim: str) -> None:
         assert isinstance(answer, Answer)
         assert answer.generation == generation
     later = await running.recovered(f"{victim}, an invocation under way: kill -9", begun)
-    if await running.kept(generation, later, at_ms):
+    if await running.kept(generation, later, heard_ms):
         assert await running.child() == child
 
 
@@ -61,13 +61,13 @@ async def an_unload(running: System, victim: str) -> None:
         work_id = await running.job("unload")
         assert work_id is not None
         await running.leased(work_id)
-        begun, at_ms = time.monotonic(), time.time() * 1_000
+        heard_ms, begun = await running.heartbeat_answered(), time.monotonic()
         await running.plane.killed(victim)
     row = await running.ended(work_id)
     await running.command_goes_the_whole_way()
     recovered(f"{victim}, an unload under way: kill -9", time.monotonic() - begun, TERMS)
     later = (await running.serving_session()).generation
-    if await running.kept(generation, later, at_ms):
+    if await running.kept(generation, later, heard_ms):
         work = await done_once(running, work_id)
         assert [(grant.attempt, grant.generation) for grant in work.grants] == [(1, generation)]
         assert await running.residency() == "absent"
@@ -78,11 +78,11 @@ async def an_unload(running: System, victim: str) -> None:
 async def a_load(running: System, victim: str) -> None:
     generation = (await running.serving_session()).generation
     async with load_under_way(running) as (work_id, _):
-        begun, at_ms = time.monotonic(), time.time() * 1_000
+        heard_ms, begun = await running.heartbeat_answered(), time.monotonic()
         await running.plane.killed(victim)
     work = await done_once(running, work_id)
     later = await running.recovered(f"{victim}, a load under way: kill -9", begun)
-    if await running.kept(generation, later, at_ms):
+    if await running.kept(generation, later, heard_ms):
         assert {grant.generation for grant in work.grants} == {generation}
 
 
