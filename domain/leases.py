@@ -1,12 +1,8 @@
-"""Leases of work: claim, renew, release, expire, and what ends a hold without a result.
+"""Leases of work that were granted (`domain.claims`): renew, release, expire, cancel, and what ends a hold.
 
-A grant goes to the node's current generation, for the next attempt, with a token that is told once and
-kept as its SHA-256. Time is the control plane's. Work whose lease ends early is offered again where that
-is safe (looking, probing, loading) until ATTEMPTS_MAX; draining, unloading and health of a process that
-is gone are not repeated, they fail. Each time work is queued it may wait for `queue_ms`.
-
-Work that needs device memory is granted only with a reservation of it (`domain.admission`). Where that cannot
-be, the claim is answered with the refusal and the work has failed: asking again would not make room.
+Time is the control plane's. Work whose lease ends early is offered again where that is safe (looking, probing,
+loading) until ATTEMPTS_MAX; draining, unloading and health of a process that is gone are not repeated, they
+fail. Each time work is queued it may wait for `queue_ms`.
 """
 
 from __future__ import annotations
@@ -15,21 +11,16 @@ import hashlib
 import hmac
 from typing import Any
 
-import msgspec
-
-from domain.admission import admit
 from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
 from domain.deciding.world import World
 from domain.folding.fencing import fence_work
-from domain.folding.states import ArtifactState, DeploymentState, NodeState, ProfileState, WorkState, stream_of
-from schemas.artifacts import FileEntry
+from domain.folding.states import DeploymentState, NodeState, WorkState, stream_of
 from schemas.codes import Code
-from schemas.commands import CancelWork, ClaimLease, ExpireLease, PassDeadline, ReleaseLease, RenewLease
+from schemas.commands import CancelWork, ExpireLease, PassDeadline, ReleaseLease, RenewLease
 from schemas.devices import Reservation
 from schemas.events import (
     CancelRequested,
     LeaseEnded,
-    LeaseGranted,
     LeaseRenewed,
     ResidencyChanged,
     WorkCancelled,
@@ -38,45 +29,11 @@ from schemas.events import (
 from schemas.profiles import Limits as ProfileLimits
 from schemas.profiles import RuntimeProfile
 from schemas.tokens import ATTEMPTS_MAX
-from schemas.work import JobSpec, ProbeSpec, VerifySpec, WorkOrder
+from schemas.work import JobSpec
 
 REPEATABLE = frozenset({"verify", "assess", "probe", "load"})
 LOOK_MS = 3_600_000  # verify and assess: as long as the disk takes, within an hour
 MARGIN_MS = 30_000  # for starting a child and for reporting, on top of the profile's own limits
-
-
-def claim(command: ClaimLease, world: World) -> Outcome:
-    work = world.get(WorkState, "work", command.work_id)
-    node = world.get(NodeState, "node", command.node_id)
-    refused = _claim_refused(command, work, node)
-    if refused is not None or work is None or node is None:
-        return refused or Rejected(Code.UNKNOWN_STREAM, f"there is no work {command.work_id}")
-    order = _order(work, world)
-    if isinstance(order, Rejected):
-        return order
-    stamp = world.stamp(command)
-    reserved = admit(work, command.devices, world)
-    if isinstance(reserved, Rejected):
-        result = {"work_id": work.work_id, "refused": str(reserved.code), "message": reserved.message}
-        return Accepted(fail(work, reserved.code, reserved.message, stamp), result)
-    token = world.ids.secret()
-    until_ms = world.now_ms + world.limits.lease_ms
-    deadline_ms = world.now_ms + run_limit_ms(work.kind, order["profile"])
-    attempt = work.attempt + 1
-    events: list[Recorded] = []
-    if work.lease is not None:  # the same worker asks again: its first grant got lost on the way
-        events.append(_ended(work, Code.LEASE_ENDED, "claimed again by its holder", world, stamp, again=True))
-    granted = LeaseGranted(
-        work_id=work.work_id, node_id=node.node_id, generation=node.generation, attempt=attempt,
-        token_sha256=hash_token(token), until_ms=until_ms, deadline_ms=deadline_ms, reserved=reserved, **stamp,
-    )  # fmt: skip
-    events.append(Recorded(stream_of("work", work.work_id), granted))
-    full = WorkOrder(
-        work_id=work.work_id, kind=work.kind, attempt=attempt, generation=node.generation, token="",
-        lease_ms=world.limits.lease_ms, until_ms=until_ms, deadline_ms=deadline_ms, spec=work.spec, **order,
-    )  # fmt: skip
-    secret = msgspec.to_builtins(msgspec.structs.replace(full, token=token))
-    return Accepted(events, {"work_id": work.work_id, "attempt": attempt}, secret)
 
 
 def renew(command: RenewLease, world: World) -> Outcome:
@@ -172,7 +129,7 @@ def run_limit_ms(kind: str, profile: RuntimeProfile | None) -> int:
 def end_hold(work: WorkState, cause: Code, detail: str, world: World, stamp: dict[str, Any]) -> list[Recorded]:
     """The lease is over without a result: offer the work again where that is safe, else let it fail."""
     again = work.kind in REPEATABLE and work.attempt < ATTEMPTS_MAX and not work.cancel_requested
-    events = [_ended(work, cause, detail, world, stamp, again=again)]
+    events = [lease_ended(work, cause, detail, world, stamp, again=again)]
     if again:
         return events
     if work.cancel_requested:
@@ -242,7 +199,9 @@ def residency(
     return Recorded(stream_of("deployment", work.spec.deployment_id), event)
 
 
-def _ended(work: WorkState, cause: Code, detail: str, world: World, stamp: dict[str, Any], *, again: bool) -> Recorded:
+def lease_ended(
+    work: WorkState, cause: Code, detail: str, world: World, stamp: dict[str, Any], *, again: bool
+) -> Recorded:
     if work.lease is None:
         raise ValueError(f"work {work.work_id} has no lease to end")
     event = LeaseEnded(
@@ -252,29 +211,7 @@ def _ended(work: WorkState, cause: Code, detail: str, world: World, stamp: dict[
     return Recorded(stream_of("work", work.work_id), event)
 
 
-# --- who may claim, who holds -------------------------------------------------------------------------------
-
-
-def _claim_refused(command: ClaimLease, work: WorkState | None, node: NodeState | None) -> Rejected | None:
-    if work is None or node is None:
-        missing = f"work {command.work_id}" if work is None else f"node {command.node_id}"
-        return Rejected(Code.UNKNOWN_STREAM, f"there is no {missing}")
-    if work.node_id != node.node_id:
-        return Rejected(Code.WORK_NOT_YOURS, f"work {work.work_id} is for node {work.node_id}")
-    if not node.enabled:
-        return Rejected(Code.NODE_DISABLED, f"node {node.node_id} is disabled")
-    if command.generation != node.generation or node.session != "alive":
-        return Rejected(
-            Code.GENERATION_FENCED,
-            f"generation {command.generation} is over; the node is at {node.generation}, session {node.session}",
-        )
-    if work.ended:
-        return Rejected(Code.WORK_ENDED, f"{work.kind} {work.work_id} is {work.stage}")
-    if work.lease is not None and work.lease.generation != command.generation:
-        return Rejected(Code.LEASE_HELD, f"generation {work.lease.generation} holds it")
-    if work.attempt >= ATTEMPTS_MAX:
-        return Rejected(Code.WORK_ATTEMPTS_EXHAUSTED, f"{work.attempt} attempts were made")
-    return None
+# --- who holds ----------------------------------------------------------------------------------------------
 
 
 def _holder_refused(command: RenewLease | ReleaseLease, work: WorkState | None, now_ms: int) -> Rejected | None:
@@ -289,23 +226,3 @@ def _holder_refused(command: RenewLease | ReleaseLease, work: WorkState | None, 
     if work.lease is None or not hmac.compare_digest(hash_token(command.token), work.lease.token_sha256):
         return Rejected(Code.LEASE_TOKEN_WRONG, "the token is not the one this lease was granted with")
     return None
-
-
-def _order(work: WorkState, world: World) -> dict[str, Any] | Rejected:
-    """Location, files and profile of a spec, for its WorkOrder."""
-    spec = work.spec
-    location: str | None = None
-    files: list[FileEntry] = []
-    if not (isinstance(spec, JobSpec) and spec.verb != "load"):
-        artifact = world.get(ArtifactState, "artifact", spec.artifact_id)
-        if artifact is None:
-            return Rejected(Code.UNKNOWN_STREAM, f"there is no artifact set {spec.artifact_id}")
-        location = spec.location if isinstance(spec, VerifySpec) else artifact.verified.get(work.node_id)
-        files = artifact.files
-        if location is None:
-            return Rejected(Code.ARTIFACT_NOT_VERIFIED, f"node {work.node_id} has not verified {spec.artifact_id}")
-    profile = None
-    if isinstance(spec, ProbeSpec | JobSpec):
-        held = world.get(ProfileState, "profile", spec.profile_id)
-        profile = held.profile if held is not None else None
-    return {"location": location, "files": files, "profile": profile}

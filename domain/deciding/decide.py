@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from domain import artifacts, circuits, evidence, gates, inventory, jobs, leases, nodes
+from domain import artifacts, circuits, claims, evidence, gates, inventory, jobs, leases, nodes
 from domain.deciding.outcomes import Outcome
 from domain.deciding.world import World
 from schemas import commands as c
@@ -28,7 +28,7 @@ _HANDLERS: dict[type[c.Command], Callable[[Any, World], Outcome]] = {
     c.EnableNode: nodes.enable,
     c.RegisterWorker: nodes.register,
     c.LeaveWorker: nodes.leave,
-    c.ClaimLease: leases.claim,
+    c.ClaimLease: claims.claim,
     c.RenewLease: leases.renew,
     c.ReleaseLease: leases.release,
     c.SubmitEvidence: evidence.submit,

@@ -313,7 +313,7 @@ RESULTS: dict[str, dict[str, str]] = {
     "lease.claim": {
         "work_id": "the work",
         "attempt": "the attempt that this lease is for",
-        "refused": "the code with which the work has failed, where no lease could be granted",
+        "refused": "the code with which the work has ended, where no lease could be granted",
         "message": "why, with `refused`",
     },
     "lease.renew": {"until_ms": "the new end on the control plane's clock", "lease_ms": "the term"},

@@ -14,21 +14,37 @@ from unittest import mock
 from msgspec.structs import replace
 
 import domain.admission
+import domain.claims
 import domain.folding.fencing
-import domain.leases
 import services.client.live
 from domain.folding.states import WorkState
 from projections import project as projecting
 from schemas.commands import ExpireLease, PassDeadline, SubmitEvidence
+from schemas.devices import Reservation
 from services.control.sessions import Sessions
 from services.control.writer import Submission
 from services.eventlog.memory import MemoryLog
+from tests.simulation.checkers import Checker
+from tests.simulation.checkers.admission import Admission
+from tests.simulation.checkers.advertised import Advertised
+from tests.simulation.checkers.agreement import Agreement
+from tests.simulation.checkers.epochs import Epochs
+from tests.simulation.checkers.fencing import Fencing
+from tests.simulation.checkers.gates import Gates
+from tests.simulation.checkers.leases import Leases
+from tests.simulation.checkers.orphans import Orphans
+from tests.simulation.checkers.outcomes import Outcomes
+from tests.simulation.checkers.owners import Owners
 from worker.adapters import registry
 
 
 class Mutation(NamedTuple):
-    """What is put in place of what, and the kinds of faults under which it shows soonest (all where none is named)."""
+    """What is put in place of what, and the checker that should notice (Checker: whichever comes first).
 
+    `faults` are the kinds under which it shows soonest, all where none is named.
+    """
+
+    by: type[Checker]
     names: dict[str, Any]
     faults: tuple[str, ...] = ()
 
@@ -41,7 +57,7 @@ class Mutation(NamedTuple):
 
 
 _fence_work = domain.folding.fencing.fence_work
-_claim_refused = domain.leases._claim_refused
+_claim_refused = domain.claims._claim_refused
 _append = MemoryLog.append
 _due = Sessions.due
 _project = projecting.project
@@ -102,41 +118,45 @@ def _without_pending(fleet: Any, node_id: str, device_index: int, besides: str =
     return _promised_on(fleet, node_id, device_index, besides)._replace(pending=0)
 
 
-def _without_reserve(reservation: Any) -> int:
+def _without_reserve(reservation: Reservation) -> int:
     return _available_bytes(reservation) + reservation.reserve_bytes
 
 
 # safeguard -> it is taken out. The number is that of the invariant which then does not hold.
 MUTATIONS: dict[str, Mutation] = {
-    "1 leases end with their generation": Mutation({"domain.nodes.end_hold": lambda *_: []}),
+    "1 leases end with their generation": Mutation(Leases, {"domain.nodes.end_hold": lambda *_: []}),
     "2 generation check": Mutation(
+        Fencing,
         {
             "domain.evidence.fence_session": lambda node, generation: None,
             "domain.evidence.fence_work": _any_generation,
             "domain.folding.fold.fence_work": _any_generation,
-            "domain.leases._claim_refused": _claimed_by_anyone,
-        }
+            "domain.claims._claim_refused": _claimed_by_anyone,
+        },
     ),
     "2 attempt check": Mutation(
-        {"domain.evidence.fence_work": _any_attempt, "domain.folding.fold.fence_work": _any_attempt}, ("disk full",)
+        Fencing,
+        {"domain.evidence.fence_work": _any_attempt, "domain.folding.fold.fence_work": _any_attempt},
+        ("disk full",),
     ),
-    "3 expiry": Mutation({"services.control.sessions.Sessions.due": _due_without_ends}),
-    "3 residents of a disabled node": Mutation({"domain.nodes._lose_residents": lambda *_: []}),
-    "4 self-stop": Mutation({"worker.session.margin_ms": lambda term_ms: -1e12}),  # its term never ends
-    "4 generation of an answer": Mutation({"services.client.live._judge": _any_generation_is_loaded}),
-    "5 approval": Mutation({"domain.jobs._load_refused": lambda deployment, node_id, world: None}),
-    "6 projection": Mutation({"services.projector.projector.project": _project_without_cancelled}),
-    "6 expected sequence": Mutation({"services.relay.relay.HEADER_EXPECTED": "Nobody-Reads-This"}),
-    "6 memory after a failed append": Mutation({"services.control.writer.Writer._clean": _nothing}),
+    "3 expiry": Mutation(Orphans, {"services.control.sessions.Sessions.due": _due_without_ends}),
+    "3 residents of a disabled node": Mutation(Orphans, {"domain.nodes._lose_residents": lambda *_: []}),
+    "4 self-stop": Mutation(Owners, {"worker.session.margin_ms": lambda term_ms: -1e12}),  # its term never ends
+    "4 generation of an answer": Mutation(Owners, {"services.client.live._judge": _any_generation_is_loaded}),
+    "5 approval": Mutation(Gates, {"domain.jobs._load_refused": lambda deployment, node_id, world: None}),
+    "6 projection": Mutation(Agreement, {"services.projector.projector.project": _project_without_cancelled}),
+    "6 expected sequence": Mutation(Agreement, {"services.relay.relay.HEADER_EXPECTED": "Nobody-Reads-This"}),
     "7 receipt": Mutation(
+        Outcomes,
         {
             "services.control.writer.Writer._remember": lambda self, command_id, receipt: None,
             "services.eventlog.memory.MemoryLog.append": _append_without_receipts,
-        }
+        },
     ),
-    "7 receipt of evidence": Mutation({"services.control.intake.Submission": _evidence_without_receipt}),
-    "8 missing packages": Mutation({"worker.agent.capabilities": _everything_is_listed}),
-    "9 work under way": Mutation({"domain.admission.promised_on": _without_pending}),
-    "9 reserve": Mutation({"domain.admission.available_bytes": _without_reserve}, ("foreign memory",)),
-    "epoch check": Mutation({"services.eventlog.memory.MemoryLog.append": _append_for_anyone}),
+    "7 receipt of evidence": Mutation(Outcomes, {"services.control.intake.Submission": _evidence_without_receipt}),
+    "8 missing packages": Mutation(Advertised, {"worker.agent.capabilities": _everything_is_listed}),
+    "9 work under way": Mutation(Admission, {"domain.admission.promised_on": _without_pending}),
+    "9 reserve": Mutation(Admission, {"domain.admission.available_bytes": _without_reserve}, ("foreign memory",)),
+    "memory after a failed append": Mutation(Checker, {"services.control.writer.Writer._clean": _nothing}),
+    "epoch check": Mutation(Epochs, {"services.eventlog.memory.MemoryLog.append": _append_for_anyone}),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from domain.folding.states import DeploymentState
 from schemas import commands as c
 from schemas import events as ev
 from schemas.codes import Code
@@ -93,6 +94,21 @@ def test_the_same_generation_that_claims_again_gets_a_new_attempt(story: Story, 
     assert rejected.result["reason"] == "LEASE_ENDED"
     assert story.refuse(c.RenewLease, **holder(first)).code is Code.LEASE_ENDED
     assert story.say(work_id, says.verified()).result["evidence"] == "accepted"
+
+
+def test_what_was_to_stop_is_not_granted_anew_to_a_holder_that_never_heard_of_its_lease(story: Story) -> None:
+    """Here because its approval was revoked: nothing is loaded under it, however the claim's answer got lost."""
+    deployment_id = story.deployment()
+    candidate_id = story.get(DeploymentState, f"deployment-{deployment_id}").candidate_id
+    load = story.job(deployment_id, "load")
+    story.claim(load)
+    story.accept(c.RevokeApproval, candidate_id=candidate_id)
+    before = len(story.lines)
+    again = story.ask_for(load)
+    assert again.result["refused"] == "WORK_CANCELLED"
+    assert again.secret == {}
+    assert story.since(before) == ["LeaseEnded", "WorkCancelled", "ResidencyChanged"]
+    assert story.work(load).stage == "cancelled"
 
 
 def test_claiming_again_uses_up_attempts(story: Story, work_id: str) -> None:
