@@ -127,7 +127,8 @@ def main() -> int:
 
 
 def run_many(seeds: range) -> int:
-    began, coverage, broken = time.monotonic(), collections.Counter(), {}
+    began, broken = time.monotonic(), {}
+    coverage: collections.Counter[str] = collections.Counter()
     for told, (seed, covered, what) in enumerate(many(seeds), 1):
         coverage.update(covered)
         if what is not None:

@@ -123,7 +123,8 @@ class Story:
         events = self._bus.streams.get(subjects.STREAM_EVENTS)
         return (
             f"log {len(self.disk.log._rows)}, tables {self.disk.tracked}, "
-            f"EVENTS {len(events.messages) if events else None}, the user waits for {self._user.waiting_for}"
+            f"EVENTS {len(events.messages) if events else None}, the user waits for {self._user.waiting_for}, "
+            f"last of all for {self._user.asker.waiting_for}"
         )
 
     def digest(self) -> str:

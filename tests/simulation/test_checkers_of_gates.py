@@ -133,6 +133,7 @@ def test_a_profile_for_what_was_refused() -> None:
 def test_a_refusal_that_does_not_say_so(code: Code | None, message: str) -> None:
     bench = Bench("unheard_of")
     bench.log.add(f.completed(bench.log, "assess1", f.assessed(compatible=False, reason="there is none")))
+    bench.answer(Code.UNAVAILABLE)  # is no answer
     with f.broken("refused because 'there is none' was answered"):
         bench.answer(code, message)
 

@@ -34,7 +34,7 @@ SHORT_ALONE_MAX = 5  # loads of the only deployment that find no memory; what en
 
 class User:
     def __init__(self, asker: Asker, looker: Looker, watch: Watch, rng: random.Random, scenario: Scenario) -> None:
-        self._asker, self._looker, self._watch, self._rng = asker, looker, watch, rng
+        self.asker, self._looker, self._watch, self._rng = asker, looker, watch, rng
         self._scenario = scenario
         self._onboarding = Onboarding(asker, watch)
         self.rest = asyncio.Event()
@@ -42,7 +42,7 @@ class User:
 
     async def go(self) -> None:
         digest = hashlib.sha256(CREDENTIAL.encode()).hexdigest()
-        await self._asker.accepted("node.enrol", node_id=NODE, credential_sha256=digest)
+        await self.asker.accepted("node.enrol", node_id=NODE, credential_sha256=digest)
         await self._onboarding.files()
         adapter, task = self._scenario.listed[0]
         candidate = await self._onboarding.candidate(adapter, task, self._scenario.device)
@@ -61,17 +61,17 @@ class User:
             case "cancel":
                 open_work = [work for work in self._watch.works() if not work.ended]
                 if open_work:
-                    await self._asker.command("work.cancel", work_id=self._rng.choice(open_work).work_id)
+                    await self.asker.command("work.cancel", work_id=self._rng.choice(open_work).work_id)
             case "disable":
-                await self._asker.command("node.disable", node_id=NODE)
+                await self.asker.command("node.disable", node_id=NODE)
                 await self._job(deployment, "load")
                 await asyncio.sleep(self._rng.uniform(0.1, 3.0))
-                await self._asker.accepted("node.enable", node_id=NODE)
+                await self.asker.accepted("node.enable", node_id=NODE)
             case "revoke":
-                await self._asker.command("approval.revoke", candidate_id=candidate.named["candidate_id"])
+                await self.asker.command("approval.revoke", candidate_id=candidate.named["candidate_id"])
                 await self._job(deployment, "load")
                 await asyncio.sleep(self._rng.uniform(0.1, 3.0))
-                await self._asker.accepted("approval.grant", **candidate.named)
+                await self.asker.accepted("approval.grant", **candidate.named)
             case "unlisted":
                 await self._onboarding.refused(*self._rng.choice(self._scenario.unlisted))
             case "circuit":
@@ -80,13 +80,13 @@ class User:
                 await self._job(deployment, verb)
 
     async def _job(self, deployment: str, verb: str) -> None:
-        await self._asker.command("job.request", deployment_id=deployment, node_id=NODE, verb=verb)
+        await self.asker.command("job.request", deployment_id=deployment, node_id=NODE, verb=verb)
 
     # --- after everything was mended ------------------------------------------------------------------------
 
     async def _everything_serves_again(self, candidate: Candidate) -> None:
-        await self._asker.accepted("node.enable", node_id=NODE)
-        await self._asker.accepted("approval.grant", **candidate.named)
+        await self.asker.accepted("node.enable", node_id=NODE)
+        await self.asker.accepted("approval.grant", **candidate.named)
         listed = self._scenario.listed
         while not await self._serves_again(candidate.deployments[0]):
             candidate = await self._onboarding.candidate(*listed[0], self._scenario.device)
@@ -138,7 +138,7 @@ class User:
         """Close it at times; otherwise its time has to pass."""
         state: DeploymentState = self._watch.states[f"deployment-{deployment}"]
         if NODE in state.circuits and self._rng.random() < CLOSE_SHARE:
-            await self._asker.command("circuit.close", deployment_id=deployment, node_id=NODE)
+            await self.asker.command("circuit.close", deployment_id=deployment, node_id=NODE)
 
     async def _worker_and_log_agree(self) -> bool:
         answer = await self._looker.worker()

@@ -94,11 +94,12 @@ class Watch:
             self.ask(checker.rest)
 
     def ask(self, check: Callable[..., Any], *what: Any) -> Any:
-        """Let a checker look; what it finds first is kept."""
+        """Let a checker look, by one of its methods; what is found first is kept, with the checker's name."""
         try:
             return check(*what)
         except Violation as violation:
-            self.violation = self.violation or violation
+            name = type(getattr(check, "__self__", None)).__name__
+            self.violation = self.violation or Violation(f"{name}: {violation}")
             return None
 
     # --- what is counted and folded -------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from schemas.replies import Reply
 from schemas.work import AssessSpec, JobSpec, ProbeSpec
 from services.eventlog.port import LogRow
 from tests.simulation.checkers import Checker, Violation
+from tests.simulation.checkers.outcomes import NO_OUTCOME
 from tests.simulation.checkers.truth import Truth
 
 Capability = tuple[str, str]  # adapter and task
@@ -117,7 +118,7 @@ class Advertised(Checker):
 
     def heard(self, name: str, body: bytes, reply: Reply) -> None:
         """Somebody asked for a profile: on the ground of an incompatible assessment it is refused, with the reason."""
-        if name != "profile.create" or reply.code is Code.DUPLICATE_COMMAND:
+        if name != "profile.create" or reply.code in (*NO_OUTCOME, Code.DUPLICATE_COMMAND):
             return
         reason = self._refused.get(_decode(body).assessment_id)
         if reason is not None and (reply.code is not Code.RUNTIME_INCOMPATIBLE or reason not in reply.message):
