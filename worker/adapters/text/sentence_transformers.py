@@ -20,6 +20,7 @@ torch and sentence_transformers are imported by `prepare`, never by importing th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -102,48 +103,54 @@ class SentenceTransformersAdapter(TorchAdapter):
 
     def answer(self, requests: Sequence[Request], turn: Turn) -> list[Result | Refused]:
         answers: dict[int, Result | Refused] = {}
-        by_prompt: dict[str | None, list[tuple[int, EmbedRequest, list[int]]]] = {}
+        wanted: list[tuple[int, EmbedRequest]] = []
         for index, request in enumerate(requests):
             if not isinstance(request, EmbedRequest):
                 answers[index] = Refused(Code.INPUT_INVALID, "this deployment embeds texts")
-                continue
-            name = request.prompt_name
-            if name is not None and name not in self.profile.prompts:
+            elif request.prompt_name not in {None, *self.profile.prompts}:
                 known = ", ".join(sorted(self.profile.prompts)) or "none"
-                answers[index] = Refused(Code.INPUT_INVALID, f"there is no prompt `{name}`; there are: {known}")
-                continue
-            counts = self._count_tokens(request)
+                message = f"there is no prompt `{request.prompt_name}`; there are: {known}"
+                answers[index] = Refused(Code.INPUT_INVALID, message)
+            else:
+                wanted.append((index, request))
+        by_prompt: dict[str | None, list[tuple[int, EmbedRequest, list[int]]]] = {}
+        for (index, request), counts in zip(wanted, self._count_tokens([each for _, each in wanted]), strict=True):
             refused = self._refuse_long(counts)
             if refused is not None:
                 answers[index] = refused
             else:
-                by_prompt.setdefault(name, []).append((index, request, counts))
+                by_prompt.setdefault(request.prompt_name, []).append((index, request, counts))
         for name, group in by_prompt.items():
             texts = [(index, text) for index, request, _ in group for text in request.texts]
             lengths = [count for _, _, counts in group for count in counts]
             vectors, left_out = self._encode(texts, lengths, name, turn)
-            row = 0
+            finite = self.torch.isfinite(self.torch.from_numpy(vectors)).all(dim=1).tolist()
+            begin = 0
             for index, _, counts in group:
-                rows = range(row, row + len(counts))
-                row += len(counts)
-                gone = any(each in left_out for each in rows)
-                answers[index] = GONE if gone else self._embedded(vectors[rows.start : rows.stop], counts)
+                end = begin + len(counts)
+                if left_out.intersection(range(begin, end)):
+                    answers[index] = GONE
+                else:
+                    answers[index] = self._embedded(vectors[begin:end], finite[begin:end], counts)
+                begin = end
         return [answers[index] for index in range(len(requests))]
 
-    def _count_tokens(self, request: EmbedRequest) -> list[int]:
-        """Tokens of each text with its prompt and special tokens, before truncation."""
-        if not request.texts:
-            return []
-        prompt = self.profile.prompts[request.prompt_name] if request.prompt_name else ""
+    def _count_tokens(self, requests: Sequence[EmbedRequest]) -> list[list[int]]:
+        """Tokens of each text of each request with its prompt and special tokens, before truncation."""
+        prompts = [self.profile.prompts[each.prompt_name] if each.prompt_name else "" for each in requests]
+        texts = [prompt + text for prompt, each in zip(prompts, requests, strict=True) for text in each.texts]
+        if not texts:
+            return [[] for _ in requests]
         encoded = self.model.tokenizer(
-            [prompt + text for text in request.texts],
+            texts,
             truncation=False,
             padding=False,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,
         )
-        return [len(ids) for ids in encoded["input_ids"]]
+        counts = iter([len(ids) for ids in encoded["input_ids"]])
+        return [list(islice(counts, len(each.texts))) for each in requests]
 
     def _refuse_long(self, counts: list[int]) -> Refused | None:
         limit = self.max_length()
@@ -169,8 +176,7 @@ class SentenceTransformersAdapter(TorchAdapter):
             vectors[rows] = self._encoding.vectors(self.model, [texts[row][1] for row in rows], prompt_name)
         return vectors, left_out
 
-    def _embedded(self, vectors: Any, counts: list[int]) -> Embedded | Refused:
-        finite = self.torch.isfinite(self.torch.from_numpy(vectors)).all(dim=1).tolist()
+    def _embedded(self, vectors: Any, finite: list[bool], counts: list[int]) -> Embedded | Refused:
         if not all(finite):
             bad = [index for index, sound in enumerate(finite) if not sound]
             return Refused(Code.OUTPUT_NOT_FINITE, f"the model gave NaN or infinity for text {bad[0]} (of {len(bad)})")
