@@ -1,9 +1,10 @@
 """The rounds: for one sentence and for 8 and 32, one process, the bus and HTTP in turn; each round in another order.
 
-What is compared has the same files, sentences, threads and machine, and everything is up all the while: the plane idles
-while others are measured (its share is told), infinity stands still. Every vector is held to the one the reference
-gave for that sentence alone; a difference over DIFFERENCE_MAX ends the run. Processor time per sentence is of all that
-takes part: client, nats-server, worker and model process here, client and server there.
+What is compared has the same files (the very same: how the kernel keeps them decides how fast they are read), sentences,
+threads and machine, and everything is up all the while: the plane idles while others are measured (its share is told),
+infinity stands still. Every vector is held to the one the reference gave for that sentence alone; a difference over
+DIFFERENCE_MAX ends the run. Processor time per sentence is of all that takes part: client, nats-server, worker and model
+process here, client and server there.
 
     python -m benchmarks.serving [--quick]
 """
@@ -106,9 +107,14 @@ class Served:
         return got, numpy.load(self._path)
 
 
+def copied(settings: Settings) -> Path:
+    """The folder that the node loaded."""
+    return next(settings.artifacts.glob("minilm-*"))
+
+
 @contextlib.asynccontextmanager
-async def bus(folder: Path, scratch: Path) -> AsyncIterator[Served]:
-    """A plane with MiniLM loaded."""
+async def bus(folder: Path, scratch: Path) -> AsyncIterator[tuple[Served, Path]]:
+    """A plane with MiniLM loaded, and the folder that it was loaded from."""
     async with Plane(Settings(data_dir=scratch / "plane", log_level="warning")) as plane:
         node = await plane.node_alive()
         client = await Client.connect(plane.settings)
@@ -122,7 +128,7 @@ async def bus(folder: Path, scratch: Path) -> AsyncIterator[Served]:
         url = plane.nats_url.replace("nats://", f"nats://{user}:{password}@")
         subject = subjects.serve_subject(node.id, node.generation, row.id)
         pids = [plane.pid("worker") or 0, plane.pid("nats") or 0, resident.child_pid]
-        yield Served("bus", url, subject, pids, scratch)
+        yield Served("bus", url, subject, pids, scratch), copied(plane.settings)
 
 
 @contextlib.asynccontextmanager
@@ -154,11 +160,13 @@ def agreement(vectors: Any, expected: Any) -> dict[str, float]:
 
 async def serving(counts: dict[int, int], rounds: int) -> dict[str, Any]:
     """`counts`: sentences of a turn by width: of a batch in one process, clients with one sentence each elsewhere."""
-    folder = model_folder(None)
     with tempfile.TemporaryDirectory(prefix="tenure-bench-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
-        async with infinity(folder, scratch) as (theirs, server, why), bus(folder, scratch) as ours:
-            reference = await Reference.start(folder, scratch)
+        async with (
+            bus(model_folder(None), scratch) as (ours, files),
+            infinity(files, scratch) as (theirs, server, why),
+        ):
+            reference = await Reference.start(files, scratch)
             _, expected = await reference.measure(1, len(SENTENCES))
             await ours.measure(1, WARM_UP_REQUESTS)
             idle = Share()

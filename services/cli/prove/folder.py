@@ -28,7 +28,7 @@ from schemas.tokens import FILES_PER_ARTIFACT_MAX, PATH_CHARACTERS_MAX
 FOLDERS_MAX = FILES_PER_ARTIFACT_MAX
 EXCLUDED_MAX = 65_536  # excluded files that are looked past before the folder is called too large
 NAMED_MAX = 5  # files named in one message
-BLOCK_BYTES = 1_048_576
+BLOCK_BYTES = 4_194_304  # of 2 MiB and more, so that the kernel can keep the copy in huge pages, as models are read
 
 OnBytes = Callable[[int], None]
 
