@@ -1,10 +1,10 @@
 """The rounds: for one sentence and for 8 and 32, one process, the bus and HTTP in turn; each round in another order.
 
-What is compared has the same files (the very same: how the kernel keeps them decides how fast they are read), sentences,
-threads and machine, and everything is up all the while: the plane idles while others are measured (its share is told),
-infinity stands still. Every vector is held to the one the reference gave for that sentence alone; a difference over
-DIFFERENCE_MAX ends the run. Processor time per sentence is of all that takes part: client, nats-server, worker and model
-process here, client and server there.
+What is compared has the same files (the very same: how the kernel keeps them decides how fast they are read), the same
+sentences, threads and machine, and everything is up all the while: the plane idles while others are measured (its share
+is told), infinity stands still. Every vector is held to the one the reference gave for that sentence alone; a
+difference over DIFFERENCE_MAX ends the run. Processor time per sentence is of all that takes part: client, nats-server,
+worker and model process here, client and server there.
 
     python -m benchmarks.serving [--quick]
 """
