@@ -234,6 +234,76 @@ async def test_pieces_go_to_their_own_asker_while_it_waits() -> None:
     await desk.intake.close(None, "")
 
 
+def holding(desk: Desk, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every batch took so long that the next may be held back for this long."""
+    done = desk.intake._gathering.done
+    monkeypatch.setattr("worker.serving.gathering.SECONDS_MAX", seconds)
+    desk.intake._gathering.done = lambda now, took_s, *counts: done(now, 1_000.0, *counts)  # type: ignore[method-assign]
+
+
+async def test_callers_that_were_just_answered_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    holding(desk, monkeypatch, 60.0)
+    desk.ask("a")
+    await desk.until_batches(1)
+    desk.ask("b")
+    desk.ask("c")
+    desk.process.go.release()
+    await desk.until("a")
+    for _ in range(20):  # turns of the loop in which it could be sent
+        await asyncio.sleep(0)
+    assert len(desk.process.batches) == 1
+    desk.ask("d")
+    await desk.until_batches(2)
+    assert [len(one.texts) for one in requests_of(desk.process.batches[1])] == [1, 1, 1]
+    desk.process.go.release()
+    await desk.until("b", "c", "d")
+    await desk.intake.close(None, "")
+
+
+async def test_callers_that_do_not_come_hold_nobody_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    holding(desk, monkeypatch, 0.01)
+    desk.ask("a")
+    await desk.until_batches(1)
+    desk.ask("b")
+    desk.process.go.release()
+    await desk.until("a")
+    await desk.until_batches(2)
+    desk.process.go.release()
+    await desk.until("b")
+    await desk.intake.close(None, "")
+
+
+async def test_what_fills_a_batch_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(batch_max=4)
+    holding(desk, monkeypatch, 60.0)
+    desk.ask("a")
+    await desk.until_batches(1)
+    desk.ask("b", "b", "b", "b")
+    desk.process.go.release()
+    await desk.until_batches(2)
+    desk.process.go.release()
+    await desk.until("a", "b")
+    await desk.intake.close(None, "")
+
+
+async def test_what_is_held_back_is_answered_at_its_deadline_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    holding(desk, monkeypatch, 60.0)
+    desk.ask("a")
+    await desk.until_batches(1)
+    desk.ask("b", deadline_ms=50)
+    desk.ask("c")
+    desk.process.go.release()
+    await desk.until("a", "b")
+    assert code_of(desk.answers["b"]) == Code.DEADLINE_EXCEEDED
+    await desk.intake.close(Code.NOT_RESIDENT, "unloaded")
+    await desk.until("c")
+    assert code_of(desk.answers["c"]) == Code.NOT_RESIDENT
+    assert len(desk.process.batches) == 1
+
+
 async def test_a_request_of_another_task_is_refused() -> None:
     desk = Desk()
 
