@@ -1,8 +1,7 @@
-"""The invocations of one resident: accepted up to a bound, batched, answered once each.
+"""The invocations of one resident: accepted up to a bound, batched without a timer, answered once each.
 
 Whatever waits when the model is free goes to it as one batch, up to the profile's `batch_max` items, so a
-lone invocation waits for nobody and many share the work. Callers that were just answered and ask again are waited
-for, a few milliseconds at most (see `gathering`). An invocation that isn't answered by its deadline
+lone invocation waits for nobody and many share the work. An invocation that isn't answered by its deadline
 is refused at that moment, wherever it is, and the model is told that nobody waits for it. A cancel ends one that
 waits and tells the model of one that is computed. A model that doesn't answer for HUNG_FACTOR times `invoke_ms`
 hangs and is reported as such.
@@ -24,7 +23,6 @@ from schemas.tasks.requests import Request
 from worker.model import frames
 from worker.model.loading import LoadedModel
 from worker.serving import bounds
-from worker.serving.gathering import Gathering
 
 HUNG_FACTOR = 2
 UNLOAD_WAIT_SECONDS_MAX = 1.0
@@ -63,8 +61,6 @@ class Intake:
         self._waiting: deque[_Invocation] = deque()
         self._named: dict[str, _Invocation] = {}
         self._wake = asyncio.Event()
-        self._wake_at = 1  # how many have to wait for the next one to wake the task
-        self._gathering = Gathering()
         self._idle = asyncio.Event()
         self._idle.set()
         self._computing: list[_Invocation] = []
@@ -94,8 +90,7 @@ class Intake:
         self._waiting.append(invocation)
         self.in_flight += 1
         self._idle.clear()
-        if len(self._waiting) >= self._wake_at:
-            self._wake.set()
+        self._wake.set()
 
     def cancel(self, invocation_id: str) -> bool:
         """Whether an invocation of this name was under way."""
@@ -148,7 +143,6 @@ class Intake:
     async def step(self) -> bool:
         """One batch through the model; False when it can't answer any more."""
         await self._wake.wait()
-        await self._gather()
         batch = self._computing = self._take_batch()
         if not batch:
             self._wake.clear()
@@ -158,7 +152,6 @@ class Intake:
             invocation.place = (self._number, index)
         request = frames.Invoke(self._number, [one.body for one in batch])
         bound_ms = self._limits.invoke_ms * HUNG_FACTOR
-        begun = asyncio.get_running_loop().time()
         try:
             answer = await self._model.process.ask(request, bound_ms)
         except TimeoutError:
@@ -178,32 +171,7 @@ class Intake:
             else:
                 self.invocations += 1
                 self._answer(invocation, result.body)
-        now = asyncio.get_running_loop().time()
-        self._gathering.done(now, now - begun, len(batch), len(self._waiting), self._limits.batch_max)
         return True
-
-    async def _gather(self) -> None:
-        """Hold back what waits while callers that were just answered may come again."""
-        loop = asyncio.get_running_loop()
-        seconds = self._gathering.seconds(loop.time(), len(self._waiting))
-        if seconds > 0 and not self._fills_a_batch():
-            self._wake.clear()
-            self._wake_at = self._gathering.expected
-            timer = loop.call_later(seconds, self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
-                timer.cancel()
-                self._wake_at = 1
-            self._gathering.held(len(self._waiting))
-
-    def _fills_a_batch(self) -> bool:
-        items = 0
-        for invocation in self._waiting:
-            items += invocation.items
-            if items >= self._limits.batch_max:
-                return True
-        return False
 
     def _take_batch(self) -> list[_Invocation]:
         """The first that wait, up to `batch_max` items and BATCH_BYTES_MAX, but at least one invocation."""
