@@ -224,7 +224,7 @@ async def test_stops_while_unregistered(site: Site) -> None:
 
 
 async def test_lease_is_renewed_while_work_lasts_and_cancel_ends_it(site: Site) -> None:
-    control = await site.control("node-l", lease_ms=600)
+    control = await site.control("node-l", lease_ms=2_000)
     worker = await site.worker("node-l")
     await control.registered(1)
     item = await site.slow_verify(control)
