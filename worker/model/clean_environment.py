@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
-# How often an idle thread of OpenMP looks for work before it sleeps: some half a millisecond, the time from one layer to
-# the next. The library's own 300,000 burn a processor for ten milliseconds and more after each inference, and for as
-# long again at each step where the other threads have no processor: on a busy machine that is most of the time.
+# How often an idle thread of OpenMP looks for work before it sleeps: some half a millisecond, the time from one layer
+# to the next. The library's own 300,000 burn a processor for ten milliseconds and more after each inference, and for
+# as long again at each step where the other threads have no processor: on a busy machine that is most of the time.
 SPINS = 10_000
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
