@@ -77,6 +77,7 @@ class ViewStore:
                 ).fetchone()
                 if row is not None and row[1] == digest:
                     return int(row[0])
+            conn.execute("SET LOCAL synchronous_commit = on")  # rows may come back late, tables may not be gone
             conn.execute("DROP SCHEMA IF EXISTS view CASCADE")
             for statement in ddl():
                 conn.execute(statement.encode())

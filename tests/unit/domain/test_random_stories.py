@@ -154,7 +154,9 @@ class RandomStory(RuleBasedStateMachine):
             c.ClaimLease, work_id=work.work_id, node_id=node, generation=generation, devices=self.story.devices
         )
         if isinstance(outcome, Accepted) and "refused" in outcome.result:
-            assert self.story.work(work.work_id).code is Code.DEVICE_MEMORY_SHORT
+            stopped = work.lease is not None and work.cancel_requested  # its holder never heard of its grant
+            expected = Code.WORK_CANCELLED if stopped else Code.DEVICE_MEMORY_SHORT
+            assert self.story.work(work.work_id).code is expected
         elif isinstance(outcome, Accepted):
             assert back == 0 or self._generation(node) == generation == "0", "an older generation was granted a lease"
             self.given.append(_order(outcome))
