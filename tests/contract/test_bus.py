@@ -156,7 +156,7 @@ async def test_a_work_queue_keeps_a_message_until_it_is_acknowledged(clients: tu
     (last,) = await pull.fetch(10, timeout=WAIT_S)
     await last.ack()
     await settled(two)
-    with pytest.raises(nats.errors.TimeoutError):
+    with pytest.raises(TimeoutError):
         await pull.fetch(10, timeout=1.5)
     assert (await one.jetstream().stream_info(subjects.STREAM_COMMANDS)).state.messages == 0
 

@@ -1,7 +1,8 @@
 """The invocations of one resident: accepted up to a bound, batched without a timer, answered once each.
 
 Whatever waits when the model is free goes to it as one batch, up to the profile's `batch_max` items, so a
-lone invocation waits for nobody and many share the work. An invocation that isn't answered by its deadline
+lone invocation waits for nobody and many share the work. Callers that were just answered and ask again at once are
+let into the next batch (see `gathering`). An invocation that isn't answered by its deadline
 is refused at that moment, wherever it is, and the model is told that nobody waits for it. A cancel ends one that
 waits and tells the model of one that is computed. A model that doesn't answer for HUNG_FACTOR times `invoke_ms`
 hangs and is reported as such.
@@ -23,12 +24,14 @@ from schemas.tasks.requests import Request
 from worker.model import frames
 from worker.model.loading import LoadedModel
 from worker.serving import bounds
+from worker.serving.gathering import Gathering
 
 HUNG_FACTOR = 2
 UNLOAD_WAIT_SECONDS_MAX = 1.0
 BATCH_BYTES_MAX = frames.FRAME_BYTES_MAX - 1024 * 1024  # of the requests of one batch, framing left out
 
 Respond = Callable[[bytes], Awaitable[None]]
+RoundTrip = Callable[[], Awaitable[bool]]  # to the bus and back, behind everything sent; False where it failed
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -54,8 +57,14 @@ class _Invocation:
 class Intake:
     """Accepts, batches and answers. `invocations` counts those the model answered."""
 
-    def __init__(self, model: LoadedModel, on_hung: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self, model: LoadedModel, on_hung: Callable[[str], Awaitable[None]], round_trip: RoundTrip | None = None
+    ) -> None:
         self._model = model
+        self._round_trip = round_trip
+        self._gathering = Gathering()
+        self._holding: asyncio.Task[None] | None = None
+        self._held_s = (0.0, 0.0)  # when the hold began, and what the batch before it took
         self._on_hung = on_hung
         self._limits = model.profile.limits
         self._waiting: deque[_Invocation] = deque()
@@ -90,7 +99,8 @@ class Intake:
         self._waiting.append(invocation)
         self.in_flight += 1
         self._idle.clear()
-        self._wake.set()
+        if self._holding is None or len(self._waiting) >= self._gathering.expected or self._fill_a_batch():
+            self._wake.set()
 
     def cancel(self, invocation_id: str) -> bool:
         """Whether an invocation of this name was under way."""
@@ -143,6 +153,8 @@ class Intake:
     async def step(self) -> bool:
         """One batch through the model; False when it can't answer any more."""
         await self._wake.wait()
+        if self._holding is not None:  # all who were expected wait
+            self._release()
         batch = self._computing = self._take_batch()
         if not batch:
             self._wake.clear()
@@ -151,6 +163,7 @@ class Intake:
         for index, invocation in enumerate(batch):
             invocation.place = (self._number, index)
         request = frames.Invoke(self._number, [one.body for one in batch])
+        begun = asyncio.get_running_loop().time()
         bound_ms = self._limits.invoke_ms * HUNG_FACTOR
         try:
             answer = await self._model.process.ask(request, bound_ms)
@@ -171,7 +184,35 @@ class Intake:
             else:
                 self.invocations += 1
                 self._answer(invocation, result.body)
+        self._hold(len(batch), asyncio.get_running_loop().time() - begun)
         return True
+
+    def _hold(self, answered: int, took_s: float) -> None:
+        """Let those who were just answered into the next batch, if they come at once."""
+        if self._round_trip is None or self._fill_a_batch():
+            return
+        if self._gathering.done(answered, len(self._waiting), self._limits.batch_max):
+            self._wake.clear()
+            self._held_s = (asyncio.get_running_loop().time(), took_s)
+            self._holding = asyncio.create_task(self._trips(self._round_trip))
+
+    async def _trips(self, round_trip: RoundTrip) -> None:
+        """Ends by itself soon after the hold; cancelled, it would leave nats-py a reply that it stumbles over."""
+        this = asyncio.current_task()
+        while await round_trip() and self._holding is this and self._gathering.trip(len(self._waiting)):
+            pass
+        if self._holding is this:
+            self._release()
+
+    def _release(self) -> None:
+        begun_s, batch_s = self._held_s
+        share = (asyncio.get_running_loop().time() - begun_s) / batch_s
+        self._gathering.over(len(self._waiting), share)
+        self._holding = None
+        self._wake.set()
+
+    def _fill_a_batch(self) -> bool:
+        return sum(one.items for one in self._waiting) >= self._limits.batch_max
 
     def _take_batch(self) -> list[_Invocation]:
         """The first that wait, up to `batch_max` items and BATCH_BYTES_MAX, but at least one invocation."""
@@ -205,6 +246,7 @@ class Intake:
     async def close(self, code: Code | None, message: str) -> None:
         """End the intake. What is unanswered fails with `code`, or stays unanswered where there is none to give."""
         self._task.cancel()
+        self._holding = None
         for invocation in [*self._computing, *self._waiting]:
             if code is not None:
                 self._refuse(invocation, code, message)

@@ -29,7 +29,7 @@ from worker.clock import epoch_ms
 from worker.model.child import Exit
 from worker.model.loading import LoadedModel, unload_model
 from worker.model.measure import process_bytes
-from worker.serving.intake import Intake
+from worker.serving.intake import Intake, RoundTrip
 
 LOAD_ROUNDS_MAX = 8  # how often one load waits for another's outcome before it gives up
 _log = structlog.get_logger(__name__)
@@ -92,10 +92,17 @@ class Residents:
 
     PSS_AGE_SECONDS_MAX = 1.0
 
-    def __init__(self, generation: str, environment: RuntimeEnvironment, on_lost: OnLost) -> None:
+    def __init__(
+        self,
+        generation: str,
+        environment: RuntimeEnvironment,
+        on_lost: OnLost,
+        round_trip: RoundTrip | None = None,
+    ) -> None:
         self.generation = generation
         self.fingerprint = fingerprint(environment)
         self._on_lost = on_lost
+        self._round_trip = round_trip
         self._by_id: dict[str, Resident] = {}
         self._watches: set[asyncio.Task[None]] = set()
 
@@ -152,7 +159,7 @@ class Residents:
             resident.loaded.cancel()
             raise
         resident.model = model
-        resident.intake = Intake(model, self._hung(resident))
+        resident.intake = Intake(model, self._hung(resident), self._round_trip)
         resident.set_state("resident")
         resident.loaded.set_result(None)
         watch = asyncio.create_task(self._watch(resident, model))

@@ -15,6 +15,7 @@ from schemas.serving import Answer, Failure, ServeAnswer
 from schemas.tasks.requests import Request
 from schemas.tasks.text import Embedded, EmbedRequest, RerankRequest, TextChunk
 from worker.model import frames
+from worker.serving.gathering import TRIPS_QUIET
 from worker.serving.intake import Intake, failure
 
 
@@ -54,15 +55,20 @@ def requests_of(invoke: frames.Invoke) -> list[Any]:
 class Desk:
     """One intake and what it answered."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, *, gathers: bool = False, **limits: int) -> None:
         profile = RuntimeProfile("sentence_transformers", "embedding", limits=Limits(**limits))
         facts = frames.Facts(4, 128, 1)
         self.process = PlayedProcess()
         self.hung: list[str] = []
+        self.trips: list[asyncio.Future[bool]] = []
         model: Any = SimpleNamespace(process=self.process, profile=profile, facts=facts)
-        self.intake = Intake(model, self.on_hung)
+        self.intake = Intake(model, self.on_hung, self.round_trip if gathers else None)
         self.answers: dict[str, ServeAnswer] = {}
         self.chunks: list[TextChunk] = []
+
+    async def round_trip(self) -> bool:
+        self.trips.append(asyncio.get_running_loop().create_future())
+        return await self.trips[-1]
 
     async def on_hung(self, message: str) -> None:
         self.hung.append(message)
@@ -113,6 +119,86 @@ async def test_what_waits_goes_together_up_to_the_bound() -> None:
     assert sizes == [[1], [1, 1, 1], [1, 1]]
     assert desk.intake.invocations == 6
     await desk.intake.close(None, "")
+
+
+async def halves(desk: Desk) -> None:
+    """Two callers are being computed and two wait; then the two are answered."""
+    for name in "cd":
+        desk.ask(name)
+    await desk.until_batches(1)
+    for name in "ef":
+        desk.ask(name)
+    desk.process.go.release()
+    await desk.until("c", "d")
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def sizes(desk: Desk) -> list[int]:
+    return [len(batch.requests) for batch in desk.process.batches]
+
+
+async def test_callers_who_were_just_answered_are_let_into_the_next_batch() -> None:
+    desk = Desk(gathers=True)
+    await halves(desk)
+    await settled()
+    assert sizes(desk) == [2], "what waits is held"
+    assert len(desk.trips) == 1
+    desk.ask("g")
+    await settled()
+    assert sizes(desk) == [2]
+    desk.ask("h")  # all who were expected
+    await desk.until_batches(2)
+    assert sizes(desk) == [2, 4]
+    desk.trips[0].set_result(True)
+    await settled()
+    assert len(desk.trips) == 1
+    await desk.intake.close(None, "")
+
+
+async def test_what_waits_goes_when_nobody_comes() -> None:
+    desk = Desk(gathers=True)
+    await halves(desk)
+    for made in range(TRIPS_QUIET):
+        await settled()
+        assert sizes(desk) == [2]
+        desk.trips[made].set_result(True)
+    await desk.until_batches(2)
+    assert sizes(desk) == [2, 2]
+    assert len(desk.trips) == TRIPS_QUIET
+    await desk.intake.close(None, "")
+
+
+async def test_what_waits_goes_when_the_bus_fails() -> None:
+    desk = Desk(gathers=True)
+    await halves(desk)
+    await settled()
+    desk.trips[0].set_result(False)
+    await desk.until_batches(2)
+    await desk.intake.close(None, "")
+
+
+async def test_a_full_batch_is_not_held() -> None:
+    desk = Desk(gathers=True, batch_max=3)
+    await halves(desk)
+    desk.ask("g")
+    await desk.until_batches(2)
+    assert sizes(desk) == [2, 3]
+    await desk.intake.close(None, "")
+
+
+async def test_what_is_held_keeps_its_deadline_and_its_end() -> None:
+    desk = Desk(gathers=True)
+    await halves(desk)
+    desk.ask("late", deadline_ms=20)
+    await desk.until("late")
+    assert code_of(desk.answers["late"]) is Code.DEADLINE_EXCEEDED
+    await desk.intake.close(Code.NOT_RESIDENT, "it goes")
+    await desk.until("e", "f")
+    assert code_of(desk.answers["e"]) is Code.NOT_RESIDENT
 
 
 async def test_a_large_invocation_goes_alone_and_whole() -> None:
