@@ -17,7 +17,7 @@ It is told what happens and holds nothing of what it decides about.
 
 from __future__ import annotations
 
-TRIPS_QUIET = 3
+TRIPS_QUIET = 6
 TRIPS_MAX = 32
 SHARE = 0.2
 SKIPS_MAX = 64
