@@ -25,10 +25,10 @@ import uvloop
 from schemas.profiles import RuntimeProfile
 from schemas.tasks.text import EmbedRequest
 from services.cli.demo.command import model_folder
+from worker.launch.launching import Launcher, beginning
+from worker.memory.accelerator import NoAccelerator
+from worker.memory.device_watch import DeviceWatch
 from worker.model import frames
-from worker.model.accelerator import NoAccelerator
-from worker.model.device_watch import DeviceWatch
-from worker.model.launching import Launcher, beginning
 from worker.model.loading import load_model, unload_model
 from worker.sandbox.decoys import Decoys
 

@@ -30,8 +30,8 @@ from worker.clock import local_ms
 from worker.duty.control import Control, NatsControl, Unreachable, new_command_id
 from worker.duty.outbox import public_key
 from worker.environment import runtime_environment
-from worker.model.launching import Launcher, beginning
-from worker.model.processes import sweep
+from worker.launch.launching import Launcher, beginning
+from worker.launch.processes import sweep
 from worker.sandbox.decoys import Decoys
 from worker.session import Granted, Session
 from worker.settings import WorkerSettings

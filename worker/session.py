@@ -30,9 +30,9 @@ from worker.duty.leases import margin_ms
 from worker.duty.offers import OfferReader
 from worker.duty.outbox import Outbox
 from worker.duty.work import Workplace
-from worker.model.accelerator import accelerator_of
-from worker.model.device_watch import DeviceWatch
-from worker.model.launching import Launcher
+from worker.launch.launching import Launcher
+from worker.memory.accelerator import accelerator_of
+from worker.memory.device_watch import DeviceWatch
 from worker.sandbox.decoys import Decoys
 from worker.serving.residents import Resident, Residents
 from worker.serving.serve import Server, round_trip

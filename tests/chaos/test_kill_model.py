@@ -35,7 +35,7 @@ from tests.chaos.work import done_once
 from worker.model.child_main import PROCESS_NAME
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
-FORK_SERVER = "worker.model.fork_server"
+FORK_SERVER = "worker.launch.fork_server"
 AT_ONCE_S = 2.0  # a refusal, on a busy machine
 BEATS_LATE_MAX = 4  # how late the newest heartbeat before a kill may have been, on a busy machine
 

@@ -22,8 +22,8 @@ from services.showcase.model import Model
 from tests.gpu import recording
 from tests.gpu.check import Check, Report, report
 from worker.environment import runtime_environment
-from worker.model.accelerator import accelerator_of
-from worker.model.device_watch import DeviceWatch
+from worker.memory.accelerator import accelerator_of
+from worker.memory.device_watch import DeviceWatch
 
 EXIT_NOT_HELD = 1
 EXIT_NO_GPU = 3

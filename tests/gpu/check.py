@@ -23,10 +23,10 @@ from services.showcase.model import Model, files_of
 from tests.gpu import findings, stranger
 from tests.gpu.findings import Finding
 from worker.adapters import registry
+from worker.launch.launching import Launcher, beginning
+from worker.memory.attribution import child_pids
+from worker.memory.device_watch import DeviceWatch
 from worker.model import frames
-from worker.model.attribution import child_pids
-from worker.model.device_watch import DeviceWatch
-from worker.model.launching import Launcher, beginning
 from worker.model.loading import LoadedModel, load_model, unload_model
 from worker.sandbox.decoys import Decoys
 

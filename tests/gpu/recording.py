@@ -1,4 +1,4 @@
-"""NVML's raw answers of one device, in the form of tests/unit/worker/nvml: to be kept as a test.
+"""NVML's raw answers of one device, in the form of tests/unit/worker/memory/nvml: to be kept as a test.
 
 An answer that is an error is recorded with its code. Nothing is left out or made nicer.
 """

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from worker.model.processes import Identity, identify, is_alive
+from worker.launch.processes import Identity, identify, is_alive
 
 LIFE_SECONDS_MAX = 120.0
 READY_SECONDS_MAX = 60.0  # importing torch and making a context, on a cold machine

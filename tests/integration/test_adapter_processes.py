@@ -24,13 +24,13 @@ from schemas.tasks.text import Generated, GenerateRequest, TextChunk
 from services.showcase import every_model, generation
 from services.showcase.model import Model
 from tests.showcase import as_parameters
+from worker.launch.launching import Launcher, beginning
+from worker.launch.processes import is_alive
+from worker.memory.accelerator import NoAccelerator
+from worker.memory.device_watch import DeviceWatch
 from worker.model import frames
-from worker.model.accelerator import NoAccelerator
-from worker.model.device_watch import DeviceWatch
 from worker.model.golden import distance
-from worker.model.launching import Launcher, beginning
 from worker.model.loading import LoadedModel, ProgressStage, load_model, unload_model
-from worker.model.processes import is_alive
 from worker.sandbox.decoys import Decoys
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 
 from schemas.profiles import RuntimeProfile
 from tests.integration.worker_process import copy_model
-from tests.unit.worker.own_processes import children
+from tests.unit.worker.launch.own_processes import children
+from worker.launch.launching import Launcher, beginning
 from worker.model import frames
 from worker.model.child import ModelProcess
-from worker.model.launching import Launcher, beginning
 from worker.sandbox.decoys import Decoys
 from worker.sandbox.paths import Policy
 
@@ -27,7 +27,7 @@ async def test_a_load_finds_its_imports_done(tmp_path: Path) -> None:
     before = children()  # servers that other tests of this session share
     copy_model(tmp_path, "minilm")
     begin = beginning()
-    begin.imports.append("tests.unit.worker.preloaded.counting")
+    begin.imports.append("tests.unit.worker.launch.preloaded.counting")
     decoys = await Decoys.open(tmp_path)
     with capture_logs() as logs:
         launcher = Launcher.open(tmp_path, begin)

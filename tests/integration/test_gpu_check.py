@@ -12,8 +12,8 @@ from services.showcase import cross_encoder, whisper
 from tests.gpu import check as check_module
 from tests.gpu.check import Check, Report, report
 from worker.environment import runtime_environment
-from worker.model.accelerator import NoAccelerator
-from worker.model.device_watch import DeviceWatch
+from worker.memory.accelerator import NoAccelerator
+from worker.memory.device_watch import DeviceWatch
 
 OF_THE_DEVICE = (
     "the device's use grew", "the driver says", "what the driver counts", "the allocator's peak", "dropping the model",

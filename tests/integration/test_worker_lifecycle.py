@@ -42,7 +42,7 @@ from services.embedded.nats_conf import CONTROL
 from tests.integration.fake_control import FakeControl, Item
 from tests.integration.worker_process import WorkerProcess, artifact_id, copy_model, manifest
 from worker.adapters.registry import capabilities
-from worker.model.processes import identify
+from worker.launch.processes import identify
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -306,7 +306,7 @@ async def test_the_model_process_is_started_the_way_it_was_set(bench: Bench, res
     held = {one.entry.deployment_id: one.child_pid for one in (await bench.control.live()).residents}
     process = psutil.Process(held[resident])
     assert (process.name(), process.ppid()) == ("tenure-model", bench.worker.process.pid)
-    program = "worker.model.fork_server" if bench.way == "forked" else "worker.model.child_main"
+    program = "worker.launch.fork_server" if bench.way == "forked" else "worker.model.child_main"
     assert program in process.cmdline()
 
 
@@ -389,7 +389,7 @@ async def test_a_resident_serves_on_when_the_fork_server_ends(bench: Bench, resi
     assert isinstance(answer, Answer)
     deployment_id = await bench.load()  # by the next one: a load that comes while that imports waits for it
     held = {one.entry.deployment_id: one.child_pid for one in (await bench.control.live()).residents}
-    assert "worker.model.fork_server" in psutil.Process(held[deployment_id]).cmdline()
+    assert "worker.launch.fork_server" in psutil.Process(held[deployment_id]).cmdline()
     assert server.pid not in [child.pid for child in worker.children()]
     await bench.unload(deployment_id)
 

@@ -26,7 +26,7 @@ from services.embedded.nats import NatsServer
 from services.embedded.nats_conf import CONTROL
 from tests.integration.fake_control import FakeControl, Item
 from tests.integration.worker_process import WorkerProcess, artifact_id, copy_model, manifest
-from worker.model.processes import Identity, identify, system_boot_id
+from worker.launch.processes import Identity, identify, system_boot_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from schemas.evidence import Reading
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.scenario import Scenario
-from worker.model.accelerator import DeviceLook, unmeasured
+from worker.memory.accelerator import DeviceLook, unmeasured
 
 INDEX = 0
 FOREIGN_PIDS_FROM = 500_000
@@ -102,7 +102,7 @@ class SimDevice:
 
 
 class SimAccelerator:
-    """As worker.model.accelerator.Accelerator, of a node with one device."""
+    """As worker.memory.accelerator.Accelerator, of a node with one device."""
 
     indices = (INDEX,)
 

@@ -28,9 +28,9 @@ from tests.simulation.scenario import ADAPTERS, Scenario
 from worker import artifacts, clock
 from worker.adapters import registry
 from worker.adapters.contract import Inspection
-from worker.model.accelerator import Accelerator, NoAccelerator
-from worker.model.cgroup import HostMemory
-from worker.model.processes import Identity
+from worker.launch.processes import Identity
+from worker.memory.accelerator import Accelerator, NoAccelerator
+from worker.memory.cgroup import HostMemory
 
 ENTRIES = {name: replace(registry.ENTRIES["sentence_transformers"], tasks=(task,)) for name, task in ADAPTERS.items()}
 SIMULATED = Reading(unavailable="simulated")
@@ -173,18 +173,18 @@ def seams(host: Host) -> dict[str, Any]:
         # processes and their memory
         "worker.model.loading.ModelProcess.spawn": spawn,
         "worker.model.loading.PeakSampler": _Sampler,
-        "worker.model.load_memory.process_bytes": process_bytes,
-        "worker.model.load_memory.private_bytes": process_bytes,
-        "worker.model.load_memory.read_host_memory": lambda: HostMemory(SIMULATED, SIMULATED),
-        "worker.model.load_memory.child_pids": host.children,
-        "worker.model.load_memory.time": SimpleNamespace(perf_counter=host.loop.time),
+        "worker.memory.load_memory.process_bytes": process_bytes,
+        "worker.memory.load_memory.private_bytes": process_bytes,
+        "worker.memory.load_memory.read_host_memory": lambda: HostMemory(SIMULATED, SIMULATED),
+        "worker.memory.load_memory.child_pids": host.children,
+        "worker.memory.load_memory.time": SimpleNamespace(perf_counter=host.loop.time),
         "worker.serving.residents.process_bytes": process_bytes,
         "worker.agent.sweep": lambda folder: 0,
         # the device, and whose pids the driver knows
         "worker.session.accelerator_of": host.accelerator,
-        "worker.model.device_watch.child_pids": host.children,
-        "worker.model.device_watch.is_contained": lambda: host.scenario.contained,
-        "worker.model.attribution._is_here": lambda pid: pid in host.alive,
+        "worker.memory.device_watch.child_pids": host.children,
+        "worker.memory.device_watch.is_contained": lambda: host.scenario.contained,
+        "worker.memory.attribution._is_here": lambda pid: pid in host.alive,
         # files, adapters and what is installed
         "worker.duty.work.artifacts.verify": verify,
         "worker.duty.work.artifacts.folder_path": lambda root, location: f"/nowhere/{location}",

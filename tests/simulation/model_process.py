@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from schemas.codes import Code, Refusal
 from schemas.evidence import Attempt, Health, OfflineProof
 from tests.simulation.loop import PROCESS
+from worker.launch.processes import Identity
+from worker.memory.allocator import AllocatorReading
 from worker.model import frames
-from worker.model.allocator import AllocatorReading
 from worker.model.child import Exit
-from worker.model.processes import Identity
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Host

@@ -19,11 +19,11 @@ from tests.gpu import recording, stranger
 from tests.gpu.check import Check, Report, report
 from tests.gpu.findings import CONTEXT_BYTES_MAX, SLACK_BYTES, Finding, Outcome, of_memory, of_stranger
 from tests.unit.domain import statements as says
-from tests.unit.worker import recorded_driver
-from worker.model.accelerator import NoAccelerator
-from worker.model.attribution import child_pids
-from worker.model.device_watch import DeviceWatch
-from worker.model.processes import is_alive
+from tests.unit.worker.memory import recorded_driver
+from worker.launch.processes import is_alive
+from worker.memory.accelerator import NoAccelerator
+from worker.memory.attribution import child_pids
+from worker.memory.device_watch import DeviceWatch
 
 GIB = 1024**3
 NOWHERE = Reading(unavailable="the profile runs on cpu")

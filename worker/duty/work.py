@@ -32,9 +32,9 @@ from schemas.work import AssessSpec, JobSpec, ProbeSpec, VerifySpec, WorkOrder
 from worker import artifacts
 from worker.adapters import registry
 from worker.adapters.contract import Inspection
+from worker.launch.launching import Launcher
+from worker.memory.device_watch import DeviceWatch
 from worker.model import frames
-from worker.model.device_watch import DeviceWatch
-from worker.model.launching import Launcher
 from worker.model.loading import LoadedModel, OnStage, check_health, load_model, unload_model
 from worker.sandbox.escape import Targets
 from worker.serving.residents import Resident, Residents

@@ -1,1 +1,1 @@
-"""One model process: started, confined, asked, measured, ended."""
+"""One model process: what is said to it, what it does, and how it is loaded and unloaded."""

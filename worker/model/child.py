@@ -22,12 +22,12 @@ from msgspec import Struct
 
 from schemas.codes import Code, Refusal
 from schemas.profiles import RuntimeProfile
+from worker.launch.clean_environment import clean_environment
+from worker.launch.launching import Launcher, Started
+from worker.launch.processes import Identity, Record, identify, kill_group, system_boot_id, write_record
+from worker.memory.measure import oom_kills
 from worker.model import frames
-from worker.model.clean_environment import clean_environment
-from worker.model.launching import Launcher, Started
 from worker.model.link import Link
-from worker.model.measure import oom_kills
-from worker.model.processes import Identity, Record, identify, kill_group, system_boot_id, write_record
 
 KILL_WAIT_SECONDS_MAX = 30.0  # a process in uninterruptible sleep can't be ended faster by anybody
 _log = structlog.get_logger(__name__)

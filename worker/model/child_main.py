@@ -29,8 +29,8 @@ from schemas.tasks.text import TextChunk
 from worker.adapters import registry
 from worker.adapters.contract import RuntimeAdapter
 from worker.adapters.torch_runtime import AloneTurn
+from worker.memory.allocator import AllocatorReading, read_allocator
 from worker.model import frames
-from worker.model.allocator import AllocatorReading, read_allocator
 from worker.model.golden import ask_goldens
 from worker.sandbox import kernel, proof
 

@@ -18,7 +18,7 @@ from schemas.codes import Code
 from schemas.evidence import Health, OfflineProof
 from schemas.profiles import RuntimeProfile
 from schemas.serving import PAYLOAD_BYTES_MAX
-from worker.model.allocator import AllocatorReading
+from worker.memory.allocator import AllocatorReading
 from worker.sandbox.confinement import Policy
 from worker.sandbox.escape import Targets
 

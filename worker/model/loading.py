@@ -22,13 +22,13 @@ from schemas.codes import Code, Refusal
 from schemas.evidence import Health, Memory, OfflineProof
 from schemas.profiles import RuntimeProfile
 from worker.clock import local_ms
+from worker.launch.launching import Launcher
+from worker.memory.allocator import AllocatorReading
+from worker.memory.device_watch import DeviceWatch
+from worker.memory.load_memory import NOT_ANSWERED, LoadMemory
+from worker.memory.measure import PeakSampler
 from worker.model import frames
-from worker.model.allocator import AllocatorReading
 from worker.model.child import Exit, ModelProcess
-from worker.model.device_watch import DeviceWatch
-from worker.model.launching import Launcher
-from worker.model.load_memory import NOT_ANSWERED, LoadMemory
-from worker.model.measure import PeakSampler
 from worker.sandbox.confinement import Policy
 from worker.sandbox.escape import Targets
 

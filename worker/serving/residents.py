@@ -26,9 +26,9 @@ from schemas.live import Resident as LiveResident
 from schemas.profiles import RuntimeProfile
 from schemas.tokens import RESIDENTS_PER_NODE_MAX
 from worker.clock import epoch_ms
+from worker.memory.measure import process_bytes
 from worker.model.child import Exit
 from worker.model.loading import LoadedModel, unload_model
-from worker.model.measure import process_bytes
 from worker.serving.intake import Intake, RoundTrip
 
 LOAD_ROUNDS_MAX = 8  # how often one load waits for another's outcome before it gives up

@@ -28,7 +28,7 @@ from services.eventlog.port import LogRow
 from tests.simulation.checkers import Checker, Violation
 from tests.simulation.checkers.truth import Truth
 from worker.duty.leases import CLAIM_TRIES_MAX, REQUEST_MS_MAX
-from worker.model.device_watch import LOOK_SECONDS_MAX
+from worker.memory.device_watch import LOOK_SECONDS_MAX
 
 # How old a claim's reading may be when it is decided: the request's own time, and that of asking the driver.
 READING_S_MAX = CLAIM_TRIES_MAX * (REQUEST_MS_MAX / 1_000 + LOOK_SECONDS_MAX)
