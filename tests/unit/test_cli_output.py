@@ -23,6 +23,7 @@ from schemas.tasks.text import Embedded
 from services.cli.app import app
 from services.cli.exits import CONFLICT, OK, REFUSED, UNREACHABLE, USAGE, exit_code
 from services.cli.screen import evidence, formats
+from services.cli.screen.plain import plain
 from services.cli.screen.terminal import Terminal
 from services.cli.screen.waiting import completed
 from services.client import Client
@@ -409,3 +410,25 @@ def test_sizes_and_ages() -> None:
     ]  # fmt: skip
     assert formats.age(10_000, now_ms=9_000) == "0s"
     assert formats.age(None) == "-"
+
+
+def test_what_would_steer_a_terminal_is_shown_as_text() -> None:
+    assert plain("a\x1b[2Jb\rc\x9b\u202ed") == "a\\x1b[2Jb\\rc\\x9b\\u202ed"
+    assert plain("one\n\ttwo, für 文\u200f") == "one\n\ttwo, für 文\u200f"
+
+
+def test_tables_and_messages_are_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    terminal.table(("NAME",), [("\x1b[31mred",)])
+    terminal.facts([("name", "\x1b[31mred")])
+    terminal.say("\x1b[31mred")
+    terminal.refuse(Refusal(Code.CHILD_DIED, "it said \x1b]0;title\x07"))
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err
+    assert shown.out.count("\\x1b[31mred") == 2
+    assert "\\x1b]0;title\\x07" in shown.err
+
+
+def test_a_result_in_a_pipe_is_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    Terminal().print("\u202eabc")
+    assert "\u202eabc" in capsys.readouterr().out

@@ -21,6 +21,7 @@ from services.cli.invoke import embedding
 from services.cli.invoke.asking import Said, request_in, request_of
 from services.cli.invoke.showing import check_out, save, show
 from services.cli.screen.formats import short, span
+from services.cli.screen.plain import plain
 
 TEXT, SOUND, IMAGES = "Text", "Sound", "Images"
 
@@ -146,7 +147,7 @@ async def _streamed(context: Context, row: DeploymentRow, asked: Request, node: 
     """Text as it comes; Ctrl-C ends the invocation at the worker as well."""
     async for piece in context.client.stream(row, asked, node):
         if isinstance(piece, TextChunk):
-            sys.stdout.write(piece.text)
+            sys.stdout.write(plain(piece.text))
             sys.stdout.flush()
         else:
             sys.stdout.write("\n")

@@ -1,7 +1,8 @@
 """Terminal: where output goes. Results on stdout, everything else on stderr.
 
 With `--json`, stdout gets exactly one JSON document: the result, or `{"error": {...}}`. A refusal is printed as
-`CODE: message` and what to do about it, on stderr, in both modes.
+`CODE: message` and what to do about it, on stderr, in both modes. Whatever a terminal shows
+goes through `plain`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from schemas.codes import ADVICE, Refusal
 from services.cli.exits import exit_code
+from services.cli.screen.plain import plain
 
 PIPE_WIDTH = 1_000  # nobody's screen: a table in a pipe is not folded
 SENTENCE_CHARACTERS = 40  # what is longer is read as words, and may be folded
@@ -71,8 +73,8 @@ class Terminal:
         sys.stdout.flush()
 
     def print(self, text: str) -> None:
-        """One line for a person, on stdout."""
-        self.out.print(escape(text), soft_wrap=True)
+        """Text on stdout; exactly as it is where no terminal reads it."""
+        self.out.print(escape(plain(text) if self.out.is_terminal else text), soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str = "") -> None:
         """A table as docker and kubectl print them; `empty` is said on stderr where there are no rows.
@@ -107,7 +109,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """A message to the person, on stderr."""
-        self.err.print(escape(text), highlight=False, soft_wrap=True)
+        self.err.print(escape(plain(text)), highlight=False, soft_wrap=True)
 
     def live(self, renderable: Any, refresh_per_s: int) -> Live:
         """Draw something on stderr until the block ends, then leave no trace of it."""
@@ -117,8 +119,10 @@ class Terminal:
         """Print a refusal and return the exit code it deserves."""
         advice = refusal.detail.get("advice") or ADVICE[refusal.code]
         detail = {name: text for name, text in refusal.detail.items() if name != "advice"}
-        self.err.print(f"[bold red]{refusal.code}[/]: {escape(refusal.message)}", highlight=False, soft_wrap=True)
-        self.err.print(f"  {escape(advice)}", highlight=False, soft_wrap=True)
+        self.err.print(
+            f"[bold red]{refusal.code}[/]: {escape(plain(refusal.message))}", highlight=False, soft_wrap=True
+        )
+        self.err.print(f"  {escape(plain(advice))}", highlight=False, soft_wrap=True)
         if self.as_json and not self._written:
             error = {"code": refusal.code, "message": refusal.message, "advice": advice, "detail": detail}
             self.document({"error": error})
@@ -127,7 +131,7 @@ class Terminal:
 
 def cell(value: object) -> Text:
     """A table cell: never markup, `-` for nothing, states in their colour."""
-    text = "-" if value is None or value == "" else str(value)
+    text = "-" if value is None or value == "" else plain(str(value))
     return Text(text, style=_STYLES.get(text, ""))
 
 
