@@ -182,7 +182,11 @@ class Intake:
         unknown = [ident for ident in beat.unconfirmed if ident not in confirmed]
         if unknown and (self._recalling is None or self._recalling.done()):
             self._recalling = asyncio.create_task(self._recall(unknown))
-        await message.respond(_encode(self._sessions.beat(beat, confirmed)))
+        reply = self._sessions.beat(beat, confirmed, self._writer.ahead)
+        if reply is None:
+            log.info("beat.rests_on_no_commit", node_id=beat.node_id)
+            return
+        await message.respond(_encode(reply))
 
     async def _recall(self, evidence_ids: list[str]) -> None:
         """Look for outcomes in the log, for the next beat: this one renews the session even while the log is away."""

@@ -7,11 +7,12 @@ anew until a loss is in the log, so waiting is safe. `due` says which commands t
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import NamedTuple
 
 from domain.deciding.world import Ids, Limits
 from domain.folding.fleet import Fleet
-from domain.folding.states import NodeState
+from domain.folding.states import NodeState, stream_of
 from domain.inventory import agrees, unwanted
 from schemas.commands import Command, ExpireLease, LoseSession, PassDeadline, ReconcileInventory
 from schemas.live import Beat, BeatReply, LiveAnswer
@@ -42,8 +43,14 @@ class Sessions:
         self._differs_since_ms: dict[str, int] = {}
         self._unwanted: dict[str, list[str]] = {}
 
-    def beat(self, beat: Beat, confirmed: list[str]) -> BeatReply:
-        """Renew the sender's session and tell it what it should know; `fenced` for any but the live generation."""
+    def beat(self, beat: Beat, confirmed: list[str], ahead: Set[str] = frozenset()) -> BeatReply | None:
+        """Renew the sender's session and tell it what it should know; `fenced` for any but the live generation.
+
+        `ahead` are streams whose state is not in the log yet and may never be. Nobody is told to stop because of it:
+        there is no answer where it is the node's own, and its next heartbeat gets one.
+        """
+        if stream_of("node", beat.node_id) in ahead:
+            return None
         node = self._fleet.nodes.get(beat.node_id)
         if node is None or not node.enabled or (node.session, node.generation) != ("alive", beat.generation):
             return BeatReply(True, self._limits.session_ms, self._limits.beat_ms, confirmed, [], [])
@@ -59,7 +66,11 @@ class Sessions:
         offers = [
             Offer(item.work_id, item.node_id, item.kind, item.attempt + 1) for item in work if item.lease is None
         ][:OFFERS_PER_BEAT_MAX]
-        cancelled = [item.work_id for item in work if item.lease is not None and item.cancel_requested]
+        cancelled = [
+            item.work_id
+            for item in work
+            if item.lease is not None and item.cancel_requested and stream_of("work", item.work_id) not in ahead
+        ]
         ending = self._unwanted.pop(beat.node_id, [])
         return BeatReply(
             False, self._limits.session_ms, self._limits.beat_ms, confirmed, offers, cancelled, ending,

@@ -22,6 +22,7 @@ import contextlib
 import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import msgspec
@@ -109,13 +110,18 @@ class Writer:
         self._queue: deque[Submission] = deque()
         self._waiting = asyncio.Event()
         self._recent: OrderedDict[str, Receipt] = OrderedDict()
-        self._dirty: set[str] = set()
+        self._ahead: set[str] = set()
         self.commits = 0
         self.commands = 0
 
     @property
     def queued(self) -> int:
         return len(self._queue)
+
+    @property
+    def ahead(self) -> AbstractSet[str]:
+        """Streams whose state in memory may not be the log's: of a commit under way, or one that failed."""
+        return self._ahead
 
     async def submit(self, submission: Submission) -> None:
         """Put a command in the queue, or answer OVERLOADED at once where it is full."""
@@ -157,7 +163,7 @@ class Writer:
     async def _wait(self) -> None:
         """For commands; at most CLEAN_S while memory is ahead of the log, since heartbeats and expiry go by it."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLEAN_S if self._dirty else None):
+            async with asyncio.timeout(CLEAN_S if self._ahead else None):
                 await self._waiting.wait()
 
     # --- deciding -------------------------------------------------------------------------------------------
@@ -204,7 +210,7 @@ class Writer:
             outcome, new = Rejected(Code.INTERNAL_ERROR, "the decision asked for too many streams"), []
         if isinstance(outcome, Rejected):
             return Decided(submission, refusal(command, outcome.code, outcome.message, outcome.detail), {}, None)
-        self._dirty.update(change.stream for change in new)  # from here on memory is ahead of the log
+        self._ahead.update(change.stream for change in new)  # from here on memory is ahead of the log
         enact(new, world)
         changes.extend(new)
         reply = Reply("accepted", command.command_id, result=outcome.result)
@@ -230,7 +236,7 @@ class Writer:
         except (ReceiptExists, VersionConflict) as error:
             await self._clean()
             return await self._redecide(decided, error)
-        self._dirty = set()
+        self._ahead = set()
         self.commits += 1
         self.commands += len(decided)
         if positions:
@@ -275,9 +281,9 @@ class Writer:
 
     async def _clean(self) -> None:
         """Read again what an append that failed had folded ahead."""
-        if self._dirty:
-            await self._folded.load(self._dirty)
-            self._dirty = set()
+        if self._ahead:
+            await self._folded.load(self._ahead)
+            self._ahead = set()
 
     async def _answer_again(self, submission: Submission, receipt: Receipt) -> None:
         if receipt.body_sha256 != submission.body_sha256:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from structlog.testing import capture_logs
 
 from schemas.codes import Code
-from schemas.commands import EnrolNode
+from schemas.commands import CancelWork, DisableNode, EnrolNode
 from schemas.evidence import Evidence, SignedEvidence, WorkCancelled, WorkFailed
 from schemas.live import Beat, BeatReply
 from schemas.replies import Reply
@@ -370,3 +370,33 @@ async def test_what_is_no_beat_is_not_answered(desk: Desk) -> None:
     message = Delivered("tenure.beat.v1.n1", b"{}")
     await desk.intake.on_beat(message)
     assert message.told == []
+
+
+async def test_a_worker_is_not_stopped_by_what_is_not_in_the_log(desk: Desk) -> None:
+    """A disable that was decided while the log was away, and never committed, costs no resident."""
+    desk.control.log.faults.append("unavailable")
+    (refused,) = await desk.control.ask(DisableNode(command_id="d1", actor="a", node_id="n1"))
+    assert refused.code is Code.UNAVAILABLE
+    assert desk.control.writer.ahead
+    assert await beat(desk) is None
+    await desk.control.writer.step()  # takes it back from the log
+    answer = await beat(desk)
+    assert answer is not None
+    assert not answer.fenced
+    await desk.control.ask(DisableNode(command_id="d2", actor="a", node_id="n1"))
+    answer = await beat(desk)
+    assert answer is not None
+    assert answer.fenced
+
+
+async def test_work_is_not_stopped_by_a_cancel_that_is_not_in_the_log(desk: Desk) -> None:
+    desk.control.log.faults.append("unavailable")
+    await desk.control.ask(CancelWork(command_id="d1", actor="a", work_id="id0003"))
+    answer = await beat(desk)
+    assert answer is not None
+    assert answer.cancelled == []
+    await desk.control.writer.step()
+    await desk.control.ask(CancelWork(command_id="d2", actor="a", work_id="id0003"))
+    answer = await beat(desk)
+    assert answer is not None
+    assert answer.cancelled == ["id0003"]

@@ -33,7 +33,9 @@ class Desk:
         self.story.world.now_ms = self.clock.at_ms
 
     def beat(self, generation: str = "1", node_id: str = "n1", confirmed: tuple[str, ...] = ()) -> BeatReply:
-        return self.sessions.beat(Beat(node_id, generation, "boot", "a" * 64, []), list(confirmed))
+        reply = self.sessions.beat(Beat(node_id, generation, "boot", "a" * 64, []), list(confirmed))
+        assert reply is not None
+        return reply
 
     def carry_out(self) -> list[type[Command]]:
         """Let everything that is due be decided; the kinds of commands there were."""
