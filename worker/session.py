@@ -9,7 +9,6 @@ for. A beat that says `fenced` means a newer generation exists; then this proces
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Literal
 
 import structlog
@@ -35,7 +34,8 @@ from worker.memory.accelerator import accelerator_of
 from worker.memory.device_watch import DeviceWatch
 from worker.sandbox.decoys import Decoys
 from worker.serving.residents import Resident, Residents
-from worker.serving.serve import Server, round_trip
+from worker.serving.round_trip import RoundTrips
+from worker.serving.serve import Server
 from worker.settings import WorkerSettings
 
 BEAT_TIMEOUT_MS_MAX = 5_000.0
@@ -82,7 +82,7 @@ class Session:
         self._beat_ms = float(granted.beat_ms or settings.beat_ms)
         self.valid_until_ms = granted.asked_ms + self._session_ms - margin_ms(self._session_ms)
         self._outbox = Outbox(settings.node_id, self.generation, key, self._publish)
-        self.residents = Residents(self.generation, environment, self._on_lost, partial(round_trip, client))
+        self.residents = Residents(self.generation, environment, self._on_lost, RoundTrips(client))
         self._devices = DeviceWatch(accelerator_of(environment))
         place = Workplace(
             str(settings.artifact_root), launcher, decoys.targets, environment, self.residents, self._devices

@@ -64,7 +64,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _unasked(partial: frames.Partial) -> None:
+def _unasked(partial: frames.Partial | frames.Early) -> None:
     _log.warning("partial_unasked", number=partial.number)
 
 
@@ -83,7 +83,7 @@ class ModelProcess:
         self._link: Link | None = None
         self._open: deque[asyncio.Future[frames.Answer]] = deque()
         self._asked = False
-        self.on_partial: Callable[[frames.Partial], None] = _unasked
+        self.on_partial: Callable[[frames.Partial | frames.Early], None] = _unasked
         self._oom_kills = oom_kills()
         self._watch = asyncio.create_task(self._run())
 
@@ -135,7 +135,7 @@ class ModelProcess:
 
     def _take(self, answer: frames.Answer) -> None:
         """Match an answer to the request that it is to."""
-        if isinstance(answer, frames.Partial):
+        if isinstance(answer, frames.Partial | frames.Early):
             self.on_partial(answer)
             return
         if not self._open:

@@ -39,6 +39,7 @@ EXIT_PARENT_GONE = 70
 PROCESS_NAME = "tenure-model"  # as process lists show it, however it was started
 TRACE_CHARACTERS_MAX = 2_000
 FRAMES_AHEAD_MAX = 64  # read in one look while a batch is computed
+ANSWER_BYTES_MAX = frames.FRAME_BYTES_MAX - 1024 * 1024  # of the answers in one frame, framing left out
 
 # What runtimes say when memory is short, where they have no exception type of their own for it.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "not enough memory")
@@ -111,7 +112,24 @@ class Child:
         compute_ms = (time.perf_counter() - begun) * 1_000.0
         if len(results) != len(requests):
             raise RuntimeError(f"the adapter gave {len(results)} results to {len(requests)} requests")
-        return frames.Batch([self._answered(result, compute_ms) for result in results])
+        return self._batch(invoke.number, [self._answered(result, compute_ms) for result in results])
+
+    def _batch(self, number: int, answers: list[frames.Answered | frames.Refused]) -> frames.Batch:
+        """The frame of all answers; what it has no room for goes ahead, each answer in a frame of its own."""
+        batch: list[frames.Answered | frames.Refused | frames.Sent] = []
+        room = ANSWER_BYTES_MAX
+        for index, answer in enumerate(answers):
+            size = len(answer.body) if isinstance(answer, frames.Answered) else 0
+            if isinstance(answer, frames.Refused) or size <= room:
+                room -= size
+                batch.append(answer)
+            elif size > ANSWER_BYTES_MAX:
+                message = f"the answer takes {size} bytes; the bound is {ANSWER_BYTES_MAX}"
+                batch.append(frames.Refused(Code.INPUT_TOO_LARGE, message))
+            else:
+                frames.send_answer(self._link, frames.Early(number, index, answer.body))
+                batch.append(frames.Sent())
+        return frames.Batch(batch)
 
     def _answered(self, result: Result | frames.Refused, compute_ms: float) -> frames.Answered | frames.Refused:
         if isinstance(result, frames.Refused) or self._source is None:

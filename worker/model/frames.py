@@ -112,6 +112,18 @@ class Partial(Struct, frozen=True, tag="partial"):
     body: bytes
 
 
+class Early(Struct, frozen=True, tag="early"):
+    """One request's answer ahead of the Batch, which has `Sent` in its place: together they would not fit a frame."""
+
+    number: int
+    index: int
+    body: bytes
+
+
+class Sent(Struct, frozen=True, tag="sent"):
+    """In a Batch: this answer has gone ahead as `Early`."""
+
+
 class Answered(Struct, frozen=True, tag="answered"):
     """One request's `schemas.serving.Answer`, as the bytes to pass on."""
 
@@ -126,7 +138,7 @@ class Refused(Struct, frozen=True, tag="refused"):
 class Batch(Struct, frozen=True, tag="batch"):
     """The answers to an Invoke, one for each request."""
 
-    answers: list[Answered | Refused]
+    answers: list[Answered | Refused | Sent]
 
 
 class UnloadedModel(Struct, frozen=True, tag="unloaded_model"):
@@ -137,7 +149,7 @@ class UnloadedModel(Struct, frozen=True, tag="unloaded_model"):
 
 
 Request = Confine | Prepare | Start | CheckHealth | Invoke | Stop | Unload
-Answer = Confined | Prepared | Facts | HealthSeen | Partial | Batch | UnloadedModel | Refused
+Answer = Confined | Prepared | Facts | HealthSeen | Partial | Early | Batch | UnloadedModel | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -4,13 +4,13 @@ Most callers are loops: answered, they ask again at once. A batch that begins be
 take turns, each computed while the other's answers travel, in batches of half the size that could be. So when a batch
 is done, what waits is held until as many wait as there were answered and waiting then (or fill a batch), or until
 round trips to the bus show that nobody comes: TRIPS_QUIET of them in a row that brought nothing, or TRIPS_MAX in all.
-A caller's way is longer than a trip: out to it, and back; and the first trip may overtake the answers.
+A caller's way is longer than a trip: out to it, and back; and the first trip may overtake the answers. However slow the
+trips are, a hold ends after SHARE of what the batch before it took.
 
 * One caller alone is never held: it is all that is expected, and no trip is made.
 * Nobody is held for callers who do not come: where fewer than half of them did, the next times are skipped, one at
   first and twice as many each time, up to SKIPS_MAX; when they come again, none.
-* A bus that is slow beside the model is not waited for: trips that took more than SHARE of the batch before them count
-  as callers who did not come.
+* A bus that is slow beside the model is not waited for: a hold that lasted SHARE counts as callers who did not come.
 
 It is told what happens and holds nothing of what it decides about.
 """
@@ -57,7 +57,7 @@ class Gathering:
     def over(self, waiting: int, share: float) -> None:
         """The hold ended with so many waiting, and took this share of the batch before it."""
         missing = self.expected - waiting
-        if missing * 2 <= self._awaited and share <= SHARE:
+        if missing * 2 <= self._awaited and share < SHARE:
             self._skips = 0
         else:
             self._skips = min(max(self._skips * 2, 1), SKIPS_MAX)

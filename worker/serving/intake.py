@@ -13,7 +13,6 @@ Answers of the model are passed on as the bytes it made; only refusals are made 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -24,14 +23,15 @@ from schemas.tasks.requests import Request
 from worker.model import frames
 from worker.model.loading import LoadedModel
 from worker.serving import bounds
-from worker.serving.gathering import Gathering
+from worker.serving.gathering import SHARE, Gathering
 
 HUNG_FACTOR = 2
 UNLOAD_WAIT_SECONDS_MAX = 1.0
+HOLD_SECONDS_MAX = 0.25  # of a hold, where round trips to the bus do not end it
 BATCH_BYTES_MAX = frames.FRAME_BYTES_MAX - 1024 * 1024  # of the requests of one batch, framing left out
 
 Respond = Callable[[bytes], Awaitable[None]]
-RoundTrip = Callable[[], Awaitable[bool]]  # to the bus and back, behind everything sent; False where it failed
+RoundTrip = Callable[[], Awaitable[bool]]  # to the bus and back; False where it does not answer
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -65,9 +65,10 @@ class Intake:
         self._gathering = Gathering()
         self._holding: asyncio.Task[None] | None = None
         self._held_s = (0.0, 0.0)  # when the hold began, and what the batch before it took
+        self._bound: asyncio.TimerHandle | None = None
         self._on_hung = on_hung
         self._limits = model.profile.limits
-        self._waiting: deque[_Invocation] = deque()
+        self._waiting: dict[_Invocation, None] = {}  # in the order they came; who is answered is out at once
         self._named: dict[str, _Invocation] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -96,7 +97,7 @@ class Intake:
         invocation.expiry = asyncio.get_running_loop().call_later(
             bound_ms / 1_000.0, self._expire, invocation, bound_ms
         )
-        self._waiting.append(invocation)
+        self._waiting[invocation] = None
         self.in_flight += 1
         self._idle.clear()
         if self._holding is None or len(self._waiting) >= self._gathering.expected or self._fill_a_batch():
@@ -125,6 +126,8 @@ class Intake:
         if invocation.answered:
             return
         invocation.answered = True
+        invocation.body = b""
+        self._waiting.pop(invocation, None)
         if invocation.invocation_id is not None:
             self._named.pop(invocation.invocation_id, None)
         if invocation.expiry is not None:
@@ -140,11 +143,19 @@ class Intake:
         self._responses.add(response)
         response.add_done_callback(self._responses.discard)
 
-    def _pass_on(self, partial: frames.Partial) -> None:
-        if partial.number == self._number and partial.index < len(self._computing):
-            invocation = self._computing[partial.index]
-            if not invocation.answered:
-                self._send(invocation, partial.body)
+    def _give(self, invocation: _Invocation, body: bytes) -> None:
+        self.invocations += 1
+        self._answer(invocation, body)
+
+    def _pass_on(self, ahead: frames.Partial | frames.Early) -> None:
+        """What the model says before the Batch."""
+        if ahead.number != self._number or ahead.index >= len(self._computing):
+            return
+        invocation = self._computing[ahead.index]
+        if isinstance(ahead, frames.Early):
+            self._give(invocation, ahead.body)
+        elif not invocation.answered:
+            self._send(invocation, ahead.body)
 
     async def run(self) -> None:
         while await self.step():
@@ -155,10 +166,16 @@ class Intake:
         await self._wake.wait()
         if self._holding is not None:  # all who were expected wait
             self._release()
-        batch = self._computing = self._take_batch()
-        if not batch:
+        self._computing = self._take_batch()
+        if not self._computing:
             self._wake.clear()
             return True
+        try:
+            return await self._compute(self._computing)
+        finally:
+            self._computing = []
+
+    async def _compute(self, batch: list[_Invocation]) -> bool:
         self._number += 1
         for index, invocation in enumerate(batch):
             invocation.place = (self._number, index)
@@ -181,9 +198,8 @@ class Intake:
         for invocation, result in zip(batch, answer.answers, strict=True):
             if isinstance(result, frames.Refused):
                 self._refuse(invocation, result.code, result.message)
-            else:
-                self.invocations += 1
-                self._answer(invocation, result.body)
+            elif isinstance(result, frames.Answered):
+                self._give(invocation, result.body)
         self._hold(len(batch), asyncio.get_running_loop().time() - begun)
         return True
 
@@ -195,9 +211,11 @@ class Intake:
             self._wake.clear()
             self._held_s = (asyncio.get_running_loop().time(), took_s)
             self._holding = asyncio.create_task(self._trips(self._round_trip))
+            bound_s = min(took_s * SHARE, HOLD_SECONDS_MAX)
+            self._bound = asyncio.get_running_loop().call_later(bound_s, self._release)
 
     async def _trips(self, round_trip: RoundTrip) -> None:
-        """Ends by itself soon after the hold; cancelled, it would leave nats-py a reply that it stumbles over."""
+        """Not cancelled when the hold ends: it sees that, and its last trip is nobody's concern."""
         this = asyncio.current_task()
         while await round_trip() and self._holding is this and self._gathering.trip(len(self._waiting)):
             pass
@@ -205,6 +223,8 @@ class Intake:
             self._release()
 
     def _release(self) -> None:
+        if self._bound is not None:
+            self._bound.cancel()
         begun_s, batch_s = self._held_s
         share = (asyncio.get_running_loop().time() - begun_s) / batch_s
         self._gathering.over(len(self._waiting), share)
@@ -218,16 +238,14 @@ class Intake:
         """The first that wait, up to `batch_max` items and BATCH_BYTES_MAX, but at least one invocation."""
         batch: list[_Invocation] = []
         items = size = 0
-        while self._waiting:
-            first = self._waiting[0]
-            if first.answered:
-                self._waiting.popleft()
-                continue
-            items += first.items
-            size += len(first.body)
+        for invocation in self._waiting:
+            items += invocation.items
+            size += len(invocation.body)
             if batch and (items > self._limits.batch_max or size > BATCH_BYTES_MAX):
                 break
-            batch.append(self._waiting.popleft())
+            batch.append(invocation)
+        for invocation in batch:
+            del self._waiting[invocation]
         return batch
 
     def _fail(self, batch: list[_Invocation], code: Code, message: str) -> None:
@@ -247,12 +265,13 @@ class Intake:
         """End the intake. What is unanswered fails with `code`, or stays unanswered where there is none to give."""
         self._task.cancel()
         self._holding = None
+        if self._bound is not None:
+            self._bound.cancel()
         for invocation in [*self._computing, *self._waiting]:
             if code is not None:
                 self._refuse(invocation, code, message)
             else:
                 self._answer(invocation, None)
-        self._waiting.clear()
         pending = [task for task in self._responses if not task.done()]
         if pending:
             await asyncio.wait(pending, timeout=UNLOAD_WAIT_SECONDS_MAX)

@@ -130,15 +130,6 @@ class Server:
             return failure(refusal.code, refusal.message)
 
 
-async def round_trip(client: Client) -> bool:
-    """To the bus and back; False where it doesn't answer."""
-    try:
-        await client.flush()
-    except (NatsError, TimeoutError, OSError):
-        return False
-    return True
-
-
 def _decoded(body: bytes) -> ServeRequest:
     try:
         return _decoder.decode(body)

@@ -15,6 +15,7 @@ from schemas.serving import Answer, Failure, ServeAnswer
 from schemas.tasks.requests import Request
 from schemas.tasks.text import Embedded, EmbedRequest, RerankRequest, TextChunk
 from worker.model import frames
+from worker.serving import intake
 from worker.serving.gathering import TRIPS_QUIET
 from worker.serving.intake import Intake, failure
 
@@ -29,6 +30,7 @@ class PlayedProcess:
         self.on_partial: Any = None
         self.go = asyncio.Semaphore(0)
         self.dies = False
+        self.sent_ahead: set[int] = set()
 
     async def ask(self, request: frames.Invoke, timeout_ms: float) -> frames.Answer:
         self.batches.append(request)
@@ -37,7 +39,8 @@ class PlayedProcess:
         if self.dies:
             self.exited.set_result(None)
             raise Refusal(Code.CHILD_DIED, "it died")
-        return frames.Batch([self.rows(len(one.texts)) for one in requests_of(request)])
+        answers = [self.rows(len(one.texts)) for one in requests_of(request)]
+        return frames.Batch([frames.Sent() if at in self.sent_ahead else each for at, each in enumerate(answers)])
 
     @staticmethod
     def rows(count: int) -> frames.Answered:
@@ -132,6 +135,13 @@ async def halves(desk: Desk) -> None:
     await desk.until("c", "d")
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only trips end a hold: a played batch takes no time, and so would a hold."""
+    monkeypatch.setattr(intake, "SHARE", 1e9)
+    monkeypatch.setattr(intake, "HOLD_SECONDS_MAX", 60.0)
+
+
 async def settled() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
@@ -141,6 +151,7 @@ def sizes(desk: Desk) -> list[int]:
     return [len(batch.requests) for batch in desk.process.batches]
 
 
+@pytest.mark.usefixtures("patient")
 async def test_callers_who_were_just_answered_are_let_into_the_next_batch() -> None:
     desk = Desk(gathers=True)
     await halves(desk)
@@ -159,6 +170,7 @@ async def test_callers_who_were_just_answered_are_let_into_the_next_batch() -> N
     await desk.intake.close(None, "")
 
 
+@pytest.mark.usefixtures("patient")
 async def test_what_waits_goes_when_nobody_comes() -> None:
     desk = Desk(gathers=True)
     await halves(desk)
@@ -172,12 +184,22 @@ async def test_what_waits_goes_when_nobody_comes() -> None:
     await desk.intake.close(None, "")
 
 
+@pytest.mark.usefixtures("patient")
 async def test_what_waits_goes_when_the_bus_fails() -> None:
     desk = Desk(gathers=True)
     await halves(desk)
     await settled()
     desk.trips[0].set_result(False)
     await desk.until_batches(2)
+    await desk.intake.close(None, "")
+
+
+async def test_a_bus_that_does_not_answer_holds_nobody_for_long() -> None:
+    desk = Desk(gathers=True)
+    await halves(desk)
+    await desk.until_batches(2)
+    assert sizes(desk) == [2, 2]
+    assert not desk.trips[0].done()
     await desk.intake.close(None, "")
 
 
@@ -190,6 +212,7 @@ async def test_a_full_batch_is_not_held() -> None:
     await desk.intake.close(None, "")
 
 
+@pytest.mark.usefixtures("patient")
 async def test_what_is_held_keeps_its_deadline_and_its_end() -> None:
     desk = Desk(gathers=True)
     await halves(desk)
@@ -199,6 +222,38 @@ async def test_what_is_held_keeps_its_deadline_and_its_end() -> None:
     await desk.intake.close(Code.NOT_RESIDENT, "it goes")
     await desk.until("e", "f")
     assert code_of(desk.answers["e"]) is Code.NOT_RESIDENT
+
+
+async def test_who_is_answered_waits_no_more() -> None:
+    desk = Desk(queue_max=2)
+    desk.ask("computed")
+    await desk.until_batches(1)
+    for name in ("late", "later"):
+        desk.ask(name, deadline_ms=1)
+    await desk.until("late", "later")
+    assert desk.ask("next") is None, "nobody waits: there is room"
+    desk.ask("named", name="it")
+    assert desk.intake.cancel("it")
+    assert desk.ask("after a cancel") is None
+    for _ in range(2):
+        desk.process.go.release()
+    await desk.until("next", "after a cancel")
+    await desk.intake.close(None, "")
+
+
+async def test_an_answer_that_went_ahead_of_its_batch_is_given_once() -> None:
+    desk = Desk()
+    for name in "ab":
+        desk.ask(name)
+    await desk.until_batches(1)
+    desk.process.on_partial(frames.Early(1, 1, desk.process.rows(1).body))
+    await desk.until("b")
+    assert desk.intake.in_flight == 1
+    desk.process.sent_ahead = {1}
+    desk.process.go.release()
+    await desk.until("a")
+    assert (desk.intake.in_flight, desk.intake.invocations) == (0, 2)
+    await desk.intake.close(None, "")
 
 
 async def test_a_large_invocation_goes_alone_and_whole() -> None:
