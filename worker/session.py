@@ -33,7 +33,8 @@ from worker.launch.launching import Launcher
 from worker.memory.accelerator import accelerator_of
 from worker.memory.device_watch import DeviceWatch
 from worker.sandbox.decoys import Decoys
-from worker.serving.residents import Resident, Residents
+from worker.serving.resident import Resident
+from worker.serving.residents import Residents
 from worker.serving.round_trip import RoundTrips
 from worker.serving.serve import Server
 from worker.settings import WorkerSettings

@@ -37,7 +37,8 @@ from worker.memory.device_watch import DeviceWatch
 from worker.model import frames
 from worker.model.loading import LoadedModel, OnStage, check_health, load_model, unload_model
 from worker.sandbox.escape import Targets
-from worker.serving.residents import Resident, Residents
+from worker.serving.resident import Resident
+from worker.serving.residents import Residents
 
 HASH_BYTES_MAX_TO_ASSESS = 16 * 1024 * 1024  # larger files are compared by size: only their headers are read
 REASONS_MAX = 64

@@ -16,71 +16,21 @@ import time
 from collections.abc import Awaitable, Callable
 
 import structlog
-from msgspec import Struct
 
 from schemas.codes import Code, Refusal
 from schemas.environments import RuntimeEnvironment, fingerprint
 from schemas.evidence import Memory
-from schemas.live import InventoryEntry, ResidentState
+from schemas.live import InventoryEntry
 from schemas.live import Resident as LiveResident
-from schemas.profiles import RuntimeProfile
 from schemas.tokens import RESIDENTS_PER_NODE_MAX
-from worker.clock import epoch_ms
 from worker.memory.measure import process_bytes
 from worker.model.child import Exit
 from worker.model.loading import LoadedModel, unload_model
 from worker.serving.intake import Intake, RoundTrip
+from worker.serving.resident import Drain, Resident
 
 LOAD_ROUNDS_MAX = 8  # how often one load waits for another's outcome before it gives up
 _log = structlog.get_logger(__name__)
-
-
-class Resident:
-    """One deployment in this worker. `work_id` and `attempt` are those of the load that made it."""
-
-    def __init__(
-        self, deployment_id: str, artifact_id: str, profile_id: str, profile: RuntimeProfile, work_id: str, attempt: int
-    ) -> None:
-        self.deployment_id = deployment_id
-        self.artifact_id = artifact_id
-        self.profile_id = profile_id
-        self.profile = profile
-        self.work_id = work_id
-        self.attempt = attempt
-        self.state: ResidentState = "loading"
-        self.since_ms = epoch_ms()
-        self.model: LoadedModel | None = None
-        self.intake: Intake | None = None
-        # The outcome of loading: None, a Refusal, or cancelled where the load was given up.
-        self.loaded: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
-        self.gone = asyncio.Event()
-        self.measured: tuple[float, int | None] | None = None
-
-    @property
-    def running(self) -> LoadedModel:
-        """Its model; raises Refusal while there is none."""
-        if self.model is None:
-            raise Refusal(Code.NOT_RESIDENT, f"deployment `{self.deployment_id}` is not resident on this worker")
-        return self.model
-
-    @property
-    def invocations(self) -> int:
-        return self.intake.invocations if self.intake is not None else 0
-
-    def is_same(self, other: Resident) -> bool:
-        return (self.artifact_id, self.profile_id) == (other.artifact_id, other.profile_id)
-
-    def set_state(self, state: ResidentState) -> None:
-        self.state, self.since_ms = state, epoch_ms()
-
-
-class Drain(Struct, frozen=True, eq=False):
-    """How draining went: what was in flight at its beginning, and what still was at its end."""
-
-    resident: Resident
-    in_flight: int
-    left: int
-    waited_ms: float
 
 
 OnLost = Callable[[Resident, Code, str, int | None], Awaitable[None]]
@@ -175,9 +125,20 @@ class Residents:
 
     def _hung(self, resident: Resident) -> Callable[[str], Awaitable[None]]:
         async def end(message: str) -> None:
-            if resident.model is not None and not resident.model.process.exited.done():
-                ended = await resident.model.process.kill()
-                await self._lose(resident, Code.DEADLINE_EXCEEDED, message, ended.exit_code)
+            model = resident.model
+            if model is None or model.process.exited.done() or resident.state == "unloading":
+                return
+            code = Code.DEADLINE_EXCEEDED
+            resident.set_state("unloading")  # whatever becomes of the process, it serves no more
+            if resident.intake is not None:
+                await resident.intake.close(code, message)
+            try:
+                ended = await model.process.kill()
+            except TimeoutError:
+                self._keep_until_gone(resident, model)
+                await self._on_lost(resident, code, f"{message}; nobody can end the process", None)
+            else:
+                await self._lose(resident, code, message, ended.exit_code)
 
         return end
 
@@ -220,8 +181,7 @@ class Residents:
             self._keep_until_gone(resident, resident.model)
             raise _still_there(resident.model) from error
         except BaseException:  # given up halfway, say cancelled while the model hangs: nobody else would end it
-            self._remove(resident)
-            await resident.model.process.kill()
+            await self._end(resident, resident.model)
             raise
         self._remove(resident)
         return resident, ended, memory, unload_ms
@@ -255,11 +215,23 @@ class Residents:
         await asyncio.gather(*(self._kill(resident) for resident in residents))
 
     async def _kill(self, resident: Resident) -> None:
-        self._remove(resident)
+        if resident.model is None:
+            self._remove(resident)
+            return
+        resident.set_state("unloading")
         if resident.intake is not None:
             await resident.intake.close(None, "")
-        if resident.model is not None:
-            await resident.model.process.kill()
+        await self._end(resident, resident.model)
+
+    async def _end(self, resident: Resident, model: LoadedModel) -> None:
+        """End its process; where nobody can, it stays in the map until it has ended."""
+        try:
+            await model.process.kill()
+        except TimeoutError:
+            _log.error("process_cannot_be_ended", deployment_id=resident.deployment_id, pid=model.process.identity.pid)
+            self._keep_until_gone(resident, model)
+        else:
+            self._remove(resident)
 
     def inventory(self) -> list[InventoryEntry]:
         return [self._entry(resident) for resident in self._by_id.values()]

@@ -74,10 +74,11 @@ class Server:
 
     def _admit(self, message: Msg, respond: Respond) -> ServeAnswer | None:
         """Hand the invocation to its resident; an answer where there is one at once. Raises Refusal."""
-        intake = self._intake(message.subject.rpartition(".")[2])
+        deployment_id = message.subject.rpartition(".")[2]
         request = _decoded(message.data)
-        if isinstance(request, Cancel):
-            return Cancelled(intake.cancel(request.invocation_id))
+        if isinstance(request, Cancel):  # also while it drains: what is under way may take long
+            return Cancelled(self._cancel(deployment_id, request.invocation_id))
+        intake = self._intake(deployment_id)
         if isinstance(request, ByReference):
             fetching = asyncio.create_task(self._fetch(message.subject, request, respond))
             self._fetching.add(fetching)
@@ -85,6 +86,12 @@ class Server:
             return None
         intake.accept(request, message.data, respond)
         return None
+
+    def _cancel(self, deployment_id: str, invocation_id: str) -> bool:
+        resident = self._residents.get(deployment_id)
+        if resident is None or resident.intake is None:
+            raise Refusal(Code.NOT_RESIDENT, f"deployment `{deployment_id}` is not resident on this worker")
+        return resident.intake.cancel(invocation_id)
 
     def _intake(self, deployment_id: str) -> Intake:
         """The intake of the deployment, taking invocations; raises Refusal."""

@@ -25,7 +25,8 @@ from worker.memory.load_memory import LoadMemory
 from worker.model import child, frames
 from worker.model.child import ModelProcess
 from worker.model.loading import LoadedModel
-from worker.serving.residents import Resident, Residents
+from worker.serving.resident import Resident
+from worker.serving.residents import Residents
 
 NAME = "d" * 32
 HASTY = replace(SPY, limits=Limits(unload_ms=200))
