@@ -66,7 +66,7 @@ class ModelFolder:
             return msgspec.json.decode(raw, type=kind)
         except OSError as error:
             self.refuse(f"`{path}` can't be read: {error.strerror}")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             self.refuse(f"`{path}` is not what is expected: {error}")
         return None
 
