@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
+import msgspec
+
 from domain.deciding.outcomes import Accepted, Outcome, Recorded, Rejected
 from domain.deciding.world import World
 from domain.folding.states import ArtifactState, stream_of
@@ -12,7 +14,7 @@ from schemas.artifacts import PICKLE_SUFFIXES, FileEntry, manifest_digest
 from schemas.codes import Code
 from schemas.commands import RegisterArtifact
 from schemas.events import ArtifactRegistered
-from schemas.tokens import FILES_PER_ARTIFACT_MAX
+from schemas.tokens import BYTES_MAX, FILES_PER_ARTIFACT_MAX, MANIFEST_BYTES_MAX
 
 
 def register(command: RegisterArtifact, world: World) -> Outcome:
@@ -39,6 +41,13 @@ def check_manifest(files: list[FileEntry]) -> Rejected | None:
         return Rejected(Code.ARTIFACT_EMPTY, "the manifest lists no file")
     if len(files) > FILES_PER_ARTIFACT_MAX:
         return Rejected(Code.ARTIFACT_TOO_MANY_FILES, f"{len(files)} files; a set may have {FILES_PER_ARTIFACT_MAX}")
+    listed_bytes = len(msgspec.json.encode(files))
+    if listed_bytes > MANIFEST_BYTES_MAX:
+        message = f"the list of {len(files)} files takes {listed_bytes} bytes; it may take {MANIFEST_BYTES_MAX}"
+        return Rejected(Code.ARTIFACT_TOO_MANY_FILES, message)
+    total_bytes = sum(entry.size for entry in files)
+    if total_bytes > BYTES_MAX:
+        return Rejected(Code.COMMAND_MALFORMED, f"the files take {total_bytes} bytes; {BYTES_MAX} is the bound")
     seen: set[str] = set()
     for entry in files:
         code = path_refusal(entry.path)

@@ -224,6 +224,8 @@ class Auditor:
             return "resident with another reservation than its load had"
         if work.kind == "unload" and work.stage in ("cancelled", "failed") and work.attempt == 0:
             return None  # nobody had begun to unload it; folding has seen that it was resident before
+        if work.kind == "drain" and work.ended and node is not None and node.generation == event.generation:
+            return None  # a drain that did not happen; folding has seen that it is this one's state that is taken back
         if work.kind != "load" or work.stage != "completed" or work.generation != event.generation:
             return "resident without a completed load of this generation"
         return None if node is not None and node.generation == event.generation else "resident under an old generation"

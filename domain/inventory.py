@@ -2,8 +2,8 @@
 
 They are the same while nothing goes wrong, also over a restart of the control plane: what matches exactly is
 simply still there, and nothing is loaded twice. Where they differ and no work is under way that would
-explain it, the worker's word about itself counts: what it does not hold is lost, and what it holds without
-the log's knowledge it should end.
+explain it, the worker's word about itself counts: what it does not hold is lost, what it says drains or serves does
+(after a drain whose order it never heard, say), and what it holds without the log's knowledge it should end.
 """
 
 from __future__ import annotations
@@ -49,10 +49,14 @@ def busy(node_id: str, fleet: Fleet) -> frozenset[str]:
     return frozenset(work.deployment_id for work in fleet.work_of(node_id) if work.deployment_id is not None)
 
 
+def known(node: NodeState, fleet: Fleet) -> frozenset[str]:
+    """Deployments that the node's generation holds by the log, or has work of."""
+    return busy(node.node_id, fleet) | {entry.deployment_id for entry in expected(node, fleet)}
+
+
 def unwanted(node: NodeState, fleet: Fleet, inventory: Sequence[InventoryEntry]) -> list[str]:
     """Deployments of `inventory` that the log does not call held by this generation."""
-    known = {entry.deployment_id for entry in expected(node, fleet)} | busy(node.node_id, fleet)
-    return sorted(entry.deployment_id for entry in inventory if entry.deployment_id not in known)
+    return sorted({entry.deployment_id for entry in inventory} - known(node, fleet))
 
 
 def reconcile(command: ReconcileInventory, world: World) -> Outcome:
@@ -61,18 +65,21 @@ def reconcile(command: ReconcileInventory, world: World) -> Outcome:
         return Rejected(Code.UNKNOWN_STREAM, f"there is no node {command.node_id}")
     if node.session != "alive" or node.generation != command.generation:
         return Accepted()
-    said = {_identity(entry) for entry in command.inventory}
+    said = {_identity(entry): entry.state for entry in command.inventory}
+    under_way = busy(node.node_id, world.fleet)
     events = []
     for entry in expected(node, world.fleet):
-        if entry.deployment_id in busy(node.node_id, world.fleet) or _identity(entry) in said:
+        state = said.get(_identity(entry))
+        if entry.deployment_id in under_way or state == entry.state or state in ("loading", "unloading"):
             continue
         deployment = world.get(DeploymentState, "deployment", entry.deployment_id)
         if deployment is None:
             continue
         held = deployment.residencies[node.node_id]
         event = ResidencyChanged(
-            deployment_id=entry.deployment_id, node_id=node.node_id, state="lost", generation=held.generation,
-            work_id=held.work_id, cause="the worker does not hold it", **world.stamp(command),
+            deployment_id=entry.deployment_id, node_id=node.node_id, state=state or "lost",
+            generation=held.generation, work_id=held.work_id,
+            cause="the worker does not hold it" if state is None else "the worker says so", **world.stamp(command),
         )  # fmt: skip
         events.append(Recorded(stream_of("deployment", entry.deployment_id), event))
     return Accepted(events)

@@ -32,6 +32,7 @@ from schemas.tokens import ATTEMPTS_MAX
 from schemas.work import JobSpec
 
 REPEATABLE = frozenset({"verify", "assess", "probe", "load"})
+BACK_TO_BEFORE = frozenset({"drain", "unload"})  # where nobody has begun, what they were about is as it was
 LOOK_MS = 3_600_000  # verify and assess: as long as the disk takes, within an hour
 MARGIN_MS = 30_000  # for starting a child and for reporting, on top of the profile's own limits
 
@@ -81,8 +82,8 @@ def pass_deadline(command: PassDeadline, world: World) -> Outcome:
         return Accepted()
     message = f"still {work.stage} after {world.now_ms - work.requested_at_ms} ms"
     stamp = world.stamp(command)
-    if work.kind == "unload" and work.lease is None:  # nobody has begun: it is the unload that failed, not the resident
-        restored = _residency_restored(work, world, stamp, "unload not begun in time")
+    if work.kind in BACK_TO_BEFORE and work.lease is None:  # nobody has begun: it failed, not the resident
+        restored = _residency_restored(work, world, stamp, f"{work.kind} not begun in time")
         return Accepted([_failed(work, Code.WORK_DEADLINE, message, stamp), *restored])
     return Accepted(fail(work, Code.WORK_DEADLINE, message, stamp))
 
@@ -100,8 +101,8 @@ def cancel(command: CancelWork, world: World) -> Outcome:
         event = CancelRequested(work_id=work.work_id, reason=command.reason, **stamp)
         return Accepted([] if work.cancel_requested else [Recorded(stream, event)], result)
     cancelled = WorkCancelled(work_id=work.work_id, generation=work.generation, attempt=work.attempt, **stamp)
-    if work.kind == "unload":  # nobody has begun: what was to be unloaded is as it was
-        restored = _residency_restored(work, world, stamp, "unload cancelled before it began")
+    if work.kind in BACK_TO_BEFORE:  # nobody has begun: what it was about is as it was
+        restored = _residency_restored(work, world, stamp, f"{work.kind} cancelled before it began")
         return Accepted([Recorded(stream, cancelled), *restored], result)
     return Accepted([Recorded(stream, cancelled), *residency_after_cancel(work, stamp)], result)
 
@@ -154,7 +155,7 @@ def _failed(work: WorkState, code: Code, message: str, stamp: dict[str, Any]) ->
 def residency_after_failure(work: WorkState, code: Code, message: str, stamp: dict[str, Any]) -> list[Recorded]:
     """A load or unload that failed leaves the residency `failed`; drain and health leave it as it was.
 
-    Except an unload that nobody began in time: see `pass_deadline`.
+    Except a drain or unload that nobody began in time: see `pass_deadline`.
     """
     if work.kind not in ("load", "unload"):
         return []
@@ -172,12 +173,13 @@ def residency_after_cancel(work: WorkState, stamp: dict[str, Any]) -> list[Recor
 
 
 def _residency_restored(work: WorkState, world: World, stamp: dict[str, Any], cause: str) -> list[Recorded]:
-    """Back to the state that an unload began from, where it still stands at that unload."""
+    """Back to the state that a drain or unload began from, where it still stands at that work."""
     deployment = world.get(DeploymentState, "deployment", work.deployment_id or "")
     held = deployment.residencies.get(work.node_id) if deployment is not None else None
     if held is None or held.work_id != work.work_id:
         return []
-    return [residency(work, held.before, held.generation, cause, stamp)]
+    before = "resident" if work.kind == "drain" else held.before  # a drain begins from nothing else
+    return [residency(work, before, held.generation, cause, stamp)]
 
 
 def residency(

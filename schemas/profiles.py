@@ -13,10 +13,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from schemas.canonical import digest_of
 from schemas.tasks.golden import GOLDENS_MAX, GoldenProbe
 from schemas.tasks.image import Side
-from schemas.tokens import DurationMs
+from schemas.tokens import AT_THE_END, DurationMs
 
-Adapter = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{1,40}$", description="Registered adapter name.")]
-Task = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{1,40}$", description="Capability, such as `embedding`.")]
+_NAME = rf"^[a-z][a-z0-9_]{{1,40}}${AT_THE_END}"
+
+Adapter = Annotated[str, Meta(pattern=_NAME, description="Registered adapter name.")]
+Task = Annotated[str, Meta(pattern=_NAME, description="Capability, such as `embedding`.")]
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):

@@ -53,7 +53,7 @@ RESIDENCY_AFTER: dict[str, frozenset[str]] = {
     "lost": frozenset({"loading", "absent"}),
     "loading": frozenset({"resident", "failed", "absent", "lost"}),
     "resident": frozenset({"draining", "unloading", "failed", "lost"}),
-    "draining": frozenset({"draining", "unloading", "failed", "lost"}),
+    "draining": frozenset({"draining", "unloading", "failed", "lost", "resident"}),
     "unloading": frozenset({"absent", "failed", "lost", "resident", "draining"}),
 }
 _OWNED = frozenset({"loading", "unloading"})  # a transition that only its own work item may end
@@ -75,6 +75,8 @@ def fence_residency(
         return Code.GENERATION_FENCED
     if before in _OWNED and state != "lost" and work_id != held.work_id:
         return Code.EVIDENCE_MISPLACED
+    if before == "draining" and state == "resident" and work_id != held.work_id:
+        return Code.EVIDENCE_MISPLACED  # a drain that did not begin is taken back by itself
     if before == "unloading" and state in ("resident", "draining") and state != held.before:
         return Code.RESIDENCY_CONFLICT  # only an unload that did not begin goes back, and to where it came from
     return None

@@ -21,6 +21,7 @@ from schemas.generate import contract
 from schemas.generate.bundles import FAMILIES
 from schemas.generate.contract import CHANNELS, Channel
 from schemas.generate.describe import docstring
+from schemas.generate.portable import portable
 
 VERSION = "1"
 SERVER = "local"
@@ -52,7 +53,7 @@ def _schemas() -> tuple[dict[str, Any], dict[type, dict[str, str]]]:
     """Every struct of every family under components/schemas, and the reference to each message's own."""
     structs = list(dict.fromkeys(struct for _, messages in FAMILIES.values() for struct in messages.values()))
     roots, definitions = msgspec.json.schema_components(structs, ref_template="#/components/schemas/{name}")
-    return _without_discriminator(definitions), dict(zip(structs, roots, strict=True))
+    return portable(_without_discriminator(definitions)), dict(zip(structs, roots, strict=True))
 
 
 def _without_discriminator(node: Any) -> Any:

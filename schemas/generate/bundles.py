@@ -14,6 +14,7 @@ import msgspec
 
 from schemas import commands, events, evidence, live, queries, replies, work
 from schemas.generate import contract
+from schemas.generate.portable import portable
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -49,7 +50,7 @@ def bundle(family: str) -> dict[str, Any]:
         "title": f"Tenure: {family}",
         "description": says,
         "x-messages": dict(zip(messages, roots, strict=True)),
-        "$defs": definitions,
+        "$defs": portable(definitions),
     }
 
 

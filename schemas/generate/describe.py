@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from schemas import events, evidence, live, profiles, tokens, work
+from schemas.generate.portable import pattern_of
 
 # Aliases with their own row under "Types", so that a field's type is a link and not a pattern.
 ALIASES: dict[str, Any] = {
@@ -197,7 +198,7 @@ def _clauses(text: str) -> list[str]:
 def _bounds(meta: Meta, unit: str) -> str:
     low = meta.ge if meta.ge is not None else meta.min_length
     high = meta.le if meta.le is not None else meta.max_length
-    said = [f"matches `{meta.pattern}`"] if meta.pattern else []
+    said = [f"matches `{pattern_of(meta.pattern)}`"] if meta.pattern else []
     if low is not None and high is not None:
         said.append(f"{low:,} to {high:,}{unit}")
     elif high is not None:

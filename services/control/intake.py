@@ -30,11 +30,12 @@ from schemas.commands import BY_SUBJECT, RPC_ONLY, ClaimLease, Command, SubmitEv
 from schemas.evidence import Evidence, SignedEvidence
 from schemas.live import Beat
 from schemas.replies import Reply
-from schemas.tokens import EVIDENCE_BYTES_MAX, is_token
+from schemas.tokens import EVIDENCE_BYTES_MAX, MESSAGE_BYTES_MAX, is_token
 from services.clock import Clock
 from services.control.invalid import InvalidEvidence
 from services.control.sessions import Sessions
-from services.control.writer import Submission, Writer, refusal
+from services.control.submission import Submission, refusal
+from services.control.writer import Writer
 from services.eventlog.port import LogUnavailable
 
 # refusals that say nothing about the command and leave no receipt: the durable streams keep it for later
@@ -54,6 +55,8 @@ def decode_command(name: str, body: bytes, headers: dict[str, str] | None = None
     decode = _DECODERS.get(name)
     if decode is None:
         return refusal(None, Code.COMMAND_UNKNOWN, f"there is no command {name!r}")
+    if len(body) > MESSAGE_BYTES_MAX:
+        return refusal(None, Code.MESSAGE_TOO_LARGE, f"{name}: {len(body)} bytes; {MESSAGE_BYTES_MAX} is the bound")
     try:
         command: Command = decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from domain.deciding.naming import named_streams
 from schemas.commands import Command
 from schemas.replies import Reply
-from services.control.writer import Submission, Writer
+from services.control.submission import Submission
+from services.control.writer import Writer
 
 Key = tuple[type[Command], tuple[str, ...]]
 

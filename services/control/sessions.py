@@ -13,7 +13,7 @@ from typing import NamedTuple
 from domain.deciding.world import Ids, Limits
 from domain.folding.fleet import Fleet
 from domain.folding.states import NodeState, stream_of
-from domain.inventory import agrees, unwanted
+from domain.inventory import agrees, known, unwanted
 from schemas.commands import Command, ExpireLease, LoseSession, PassDeadline, ReconcileInventory
 from schemas.live import Beat, BeatReply, LiveAnswer
 from schemas.work import Offer
@@ -71,7 +71,12 @@ class Sessions:
             for item in work
             if item.lease is not None and item.cancel_requested and stream_of("work", item.work_id) not in ahead
         ]
-        ending = self._unwanted.pop(beat.node_id, [])
+        wanted = known(node, self._fleet)  # by now: somebody may have asked for it since
+        ending = [
+            held
+            for held in self._unwanted.pop(beat.node_id, [])
+            if held not in wanted and stream_of("deployment", held) not in ahead
+        ]
         return BeatReply(
             False, self._limits.session_ms, self._limits.beat_ms, confirmed, offers, cancelled, ending,
             device_reserve_bytes=self._limits.device_reserve_bytes,

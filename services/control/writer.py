@@ -13,13 +13,15 @@ can be reached and whether or not there are commands. Then:
 * VersionConflict: somebody else wrote. Decided again, at most DECISIONS_MAX times, then CONFLICT.
 * LogUnavailable: UNAVAILABLE; the sender may repeat the command under the same id and learns what happened.
 * Superseded: another writer is active. The error goes up and ends this process.
+
+What is in the log must be readable for ever. So each event is read again before it is appended; a command whose event
+can't be (or is too large for the bus) is refused alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -33,12 +35,13 @@ from domain.deciding.naming import named_streams
 from domain.deciding.outcomes import Accepted, Outcome, Rejected
 from domain.deciding.settle import Change, enact, settle
 from domain.deciding.world import NotLoaded
-from schemas.codes import ADVICE, Code
-from schemas.commands import Command
-from schemas.events import TOPIC_OF, encode_event
+from schemas.codes import Code
+from schemas.events import TOPIC_OF, decode_event, encode_event
 from schemas.replies import Reply
+from schemas.tokens import EVENT_BYTES_MAX
 from services.clock import Clock
 from services.control.folded import Folded
+from services.control.submission import Submission, refusal
 from services.eventlog.port import (
     EventLog,
     LogUnavailable,
@@ -59,28 +62,7 @@ RECENT_MAX = 100_000  # receipts kept in memory
 log = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
 _decode_reply = msgspec.json.Decoder(Reply).decode
-Respond = Callable[[Reply], Awaitable[None]]
 OnCommit = Callable[[Sequence[Change], int], Awaitable[None]]
-
-
-class Submission:
-    """One command on its way. `receipt` is False for the control plane's own, which nobody sends twice."""
-
-    __slots__ = ("_respond", "answered", "body_sha256", "command", "decisions", "receipt")
-
-    def __init__(self, command: Command, respond: Respond, *, receipt: bool = True) -> None:
-        self.command = command
-        self.receipt = receipt
-        self.decisions = 0
-        self.answered = False
-        self.body_sha256 = body_digest(command) if receipt else b""
-        self._respond = respond
-
-    async def respond(self, reply: Reply) -> None:
-        """Give the outcome. Once: what fails later in the same group must not take back what was told."""
-        if not self.answered:
-            self.answered = True
-            await self._respond(reply)
 
 
 class Decided(NamedTuple):
@@ -92,10 +74,11 @@ class Decided(NamedTuple):
     last_event: int | None
 
 
-def body_digest(command: Command) -> bytes:
-    """What makes two sendings the same command: type and every field but the trace, which each try may have anew."""
-    body = _encode(msgspec.structs.replace(command, traceparent=None))
-    return hashlib.sha256(type(command).__name__.encode() + b"\0" + body).digest()
+def _event(change: Change) -> NewEvent:
+    """As it is appended. Raises where it could not be read again."""
+    event = NewEvent(change.stream, change.version, TOPIC_OF[type(change.event)], encode_event(change.event))
+    decode_event(event.topic, event.state)
+    return event
 
 
 class Writer:
@@ -172,6 +155,7 @@ class Writer:
         decided: list[Decided] = []
         repeats: list[Submission] = []
         changes: list[Change] = []
+        events: list[NewEvent] = []
         mine: set[str] = set()
         for submission in group:
             ident = submission.command.command_id
@@ -183,15 +167,15 @@ class Writer:
                     await self._answer_again(submission, self._recent[ident])
                     continue
                 mine.add(ident)
-            decided.append(await self._decide(submission, changes))
+            decided.append(await self._decide(submission, changes, events))
         if decided:
-            await self._commit(decided, changes)
+            await self._commit(decided, changes, events)
         for submission in repeats:
             self._queue.append(submission)  # its first sending is settled now; it gets that outcome
             self._waiting.set()
 
-    async def _decide(self, submission: Submission, changes: list[Change]) -> Decided:
-        """Decide one command and let the world follow; its changes are added to the group's."""
+    async def _decide(self, submission: Submission, changes: list[Change], events: list[NewEvent]) -> Decided:
+        """Decide one command and let the world follow; its changes and events are added to the group's."""
         submission.decisions += 1
         command, world = submission.command, self._folded.world
         for _ in range(STREAMS_ASKED_MAX):
@@ -199,20 +183,26 @@ class Writer:
             try:
                 outcome: Outcome = decide(command, world)
                 new = settle(outcome, world) if isinstance(outcome, Accepted) else []
+                made = [_event(change) for change in new]
             except NotLoaded as need:
                 await self._folded.load([need.stream])
                 continue
             except Exception:  # a defect in one decision is told to its sender and must not end the writer
                 log.exception("decide.failed", command=type(command).__name__, command_id=command.command_id)
-                outcome, new = Rejected(Code.INTERNAL_ERROR, "deciding this command failed"), []
+                outcome, new, made = Rejected(Code.INTERNAL_ERROR, "deciding this command failed"), [], []
             break
         else:
-            outcome, new = Rejected(Code.INTERNAL_ERROR, "the decision asked for too many streams"), []
+            outcome, new, made = Rejected(Code.INTERNAL_ERROR, "the decision asked for too many streams"), [], []
+        largest = max((len(event.state) for event in made), default=0)
+        if largest > EVENT_BYTES_MAX:
+            message = f"its event takes {largest} bytes; the bus carries {EVENT_BYTES_MAX}"
+            outcome, new, made = Rejected(Code.MESSAGE_TOO_LARGE, message), [], []
         if isinstance(outcome, Rejected):
             return Decided(submission, refusal(command, outcome.code, outcome.message, outcome.detail), {}, None)
         self._ahead.update(change.stream for change in new)  # from here on memory is ahead of the log
         enact(new, world)
         changes.extend(new)
+        events.extend(made)
         reply = Reply("accepted", command.command_id, result=outcome.result)
         return Decided(submission, reply, outcome.secret, len(changes) - 1 if new else None)
 
@@ -222,8 +212,7 @@ class Writer:
 
     # --- committing -----------------------------------------------------------------------------------------
 
-    async def _commit(self, decided: list[Decided], changes: list[Change]) -> None:
-        events = [NewEvent(c.stream, c.version, TOPIC_OF[type(c.event)], encode_event(c.event)) for c in changes]
+    async def _commit(self, decided: list[Decided], changes: list[Change], events: list[NewEvent]) -> None:
         receipts = [
             NewReceipt(d.reply.command_id, d.submission.body_sha256, _encode(d.reply), d.last_event)
             for d in decided
@@ -297,9 +286,3 @@ class Writer:
         self._recent[command_id] = receipt
         if len(self._recent) > RECENT_MAX:
             self._recent.popitem(last=False)
-
-
-def refusal(command: Command | None, code: Code, message: str, detail: dict[str, str] | None = None) -> Reply:
-    """A rejection as the sender sees it, with the code's advice."""
-    ident = command.command_id if command is not None else ""
-    return Reply("rejected", ident, code=code, message=message, advice=ADVICE[code], detail=detail or {})

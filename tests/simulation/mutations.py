@@ -22,7 +22,7 @@ from projections import project as projecting
 from schemas.commands import ExpireLease, PassDeadline, SubmitEvidence
 from schemas.devices import Reservation
 from services.control.sessions import Sessions
-from services.control.writer import Submission
+from services.control.submission import Submission
 from services.eventlog.memory import MemoryLog
 from tests.simulation.checkers import Checker
 from tests.simulation.checkers.admission import Admission

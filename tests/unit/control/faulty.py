@@ -15,7 +15,8 @@ from schemas.commands import Command
 from schemas.events import TOPIC_OF, encode_event
 from schemas.replies import Reply
 from services.control.folded import Folded
-from services.control.writer import Submission, Writer
+from services.control.submission import Submission
+from services.control.writer import Writer
 from services.eventlog.memory import MemoryLog
 from services.eventlog.port import (
     EventLog,

@@ -16,7 +16,7 @@ from schemas.commands import CancelWork, DisableNode, EnrolNode
 from schemas.evidence import Evidence, SignedEvidence, WorkCancelled, WorkFailed
 from schemas.live import Beat, BeatReply
 from schemas.replies import Reply
-from schemas.tokens import EVIDENCE_BYTES_MAX
+from schemas.tokens import EVIDENCE_BYTES_MAX, MESSAGE_BYTES_MAX
 from services.clock import RandomIds
 from services.control.intake import Intake, decode_command, signature_valid
 from services.control.invalid import INVALID_BYTES_MAX, INVALID_MAX, WINDOW_S, InvalidEvidence
@@ -109,6 +109,9 @@ def test_decoding_is_strict() -> None:
         ("node.enrol", enrolment(actor=""), Code.COMMAND_MALFORMED),
         ("node.enrol", b"[" * 100_000, Code.COMMAND_MALFORMED),
         ("node.enrol", b"\xff", Code.COMMAND_MALFORMED),
+        ("node.enrol", enrolment(node_id="n1\n"), Code.COMMAND_MALFORMED),
+        ("node.enrol", enrolment(credential_sha256="a" * 64 + "\n"), Code.COMMAND_MALFORMED),
+        ("node.enrol", enrolment() + b" " * MESSAGE_BYTES_MAX, Code.MESSAGE_TOO_LARGE),
     ):
         refused = decode_command(name, body)
         assert isinstance(refused, Reply)

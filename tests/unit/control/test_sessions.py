@@ -178,3 +178,13 @@ def test_a_difference_that_lasts_is_looked_into_and_the_worker_told(desk: Desk) 
     assert desk.beat().unwanted == ["d" * 32]
     assert desk.beat().unwanted == []  # told once; asked again if it lasts
     assert desk.sessions.compare(answer) is not None
+
+
+def test_what_somebody_asked_for_since_is_not_unwanted_any_more(desk: Desk) -> None:
+    """A resident the log did not know of, told to end too late: by now it is what the log wants."""
+    deployment_id = desk.story.resident()
+    desk.sessions._unwanted["n1"] = [deployment_id, "d" * 32, "e" * 32]
+    beat = Beat("n1", "1", "boot", "a" * 64, [])
+    reply = desk.sessions.beat(beat, [], ahead={f"deployment-{'e' * 32}"})
+    assert reply is not None
+    assert reply.unwanted == ["d" * 32]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from domain.deciding.outcomes import Accepted
+from domain.deciding.outcomes import Accepted, Outcome
+from domain.deciding.world import World
 from schemas import commands as c
 from schemas.artifacts import FileEntry
 from schemas.codes import Code
 from services.control import writer as writer_module
-from services.control.writer import body_digest
+from services.control.submission import body_digest
 from services.eventlog.port import LogUnavailable
 from tests.unit.control.asking import disable, enrol, told
 from tests.unit.control.faulty import Control
@@ -156,3 +157,29 @@ async def queued_work(control: Control) -> c.ClaimLease:
     )
     (requested,) = await control.ask(verify)
     return c.ClaimLease(command_id="claim", work_id=requested.result["work_id"], node_id="n1", generation="1", **by)
+
+
+async def test_what_could_not_be_read_again_is_not_appended(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Structs do not check themselves when they are made; what the log holds is decoded strictly, for ever."""
+    decide = writer_module.decide
+
+    def unreadable(command: c.Command, world: World) -> Outcome:
+        outcome = decide(command, world)
+        if isinstance(outcome, Accepted) and command.command_id == "bad":
+            event = msgspec.structs.replace(outcome.events[0].event, at_ms=-1)
+            return Accepted([msgspec.structs.replace(outcome.events[0], event=event)], outcome.result)
+        return outcome
+
+    monkeypatch.setattr(writer_module, "decide", unreadable)
+    replies = await control.ask(enrol("n1"), enrol("n2", command_id="bad"), enrol("n3"))
+    assert told(replies) == ["accepted", "INTERNAL_ERROR", "accepted"]
+    await control.assert_world_is_the_log()
+
+
+async def test_an_event_that_the_bus_cannot_carry_is_refused(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "EVENT_BYTES_MAX", 100)
+    (reply,) = await control.ask(enrol("n1"))
+    assert reply.code is Code.MESSAGE_TOO_LARGE
+    monkeypatch.undo()
+    assert told(await control.ask(enrol("n1", command_id="again"))) == ["accepted"]
+    await control.assert_world_is_the_log()

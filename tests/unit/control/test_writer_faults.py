@@ -13,7 +13,7 @@ from schemas import commands as c
 from schemas.codes import Code
 from schemas.replies import Reply
 from services.control import writer as writer_module
-from services.control.writer import Submission
+from services.control.submission import Submission
 from services.eventlog.port import NewEvent, Superseded
 from tests.unit.control.asking import disable, enrol, told
 from tests.unit.control.faulty import Control

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +11,7 @@ from domain.inventory import agrees, expected, unwanted
 from schemas import commands as c
 from schemas.codes import Code
 from schemas.live import InventoryEntry, inventory_digest
+from tests.unit.domain import statements as says
 from tests.unit.domain.story import Story
 
 
@@ -81,3 +84,24 @@ def test_a_node_that_does_not_exist_has_no_inventory() -> None:
     story = Story()
     refused = story.refuse(c.ReconcileInventory, node_id="ghost", generation="1", inventory=[])
     assert refused.code is Code.UNKNOWN_STREAM
+
+
+@pytest.mark.parametrize(("logged", "said"), [("draining", "resident"), ("resident", "draining")])
+def test_the_worker_knows_whether_it_drains(story: Story, logged: str, said: Any) -> None:
+    """A drain that failed and was never heard of, or one that was and whose word got lost."""
+    deployment_id = story.resident()
+    if logged == "draining":
+        story.finish(story.job(deployment_id, "drain"), says.failed(Code.LEASE_EXPIRED))
+    (entry,) = held(story)
+    assert entry.state == logged
+    assert say(story, [replace(entry, state=said)]) == ["ResidencyChanged"]
+    assert story.residency(deployment_id) == said
+    assert say(story, [replace(entry, state=said)]) == []
+
+
+def test_a_process_that_nobody_can_end_is_neither_lost_nor_serving() -> None:
+    story = Story()
+    deployment_id = story.resident()
+    (entry,) = held(story)
+    assert say(story, [replace(entry, state="unloading")]) == []
+    assert story.residency(deployment_id) == "resident"

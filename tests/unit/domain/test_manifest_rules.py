@@ -10,7 +10,7 @@ from domain.artifacts import check_location, path_refusal
 from schemas import commands as c
 from schemas.artifacts import PICKLE_SUFFIXES, FileEntry, manifest_digest
 from schemas.codes import Code
-from schemas.tokens import FILES_PER_ARTIFACT_MAX
+from schemas.tokens import BYTES_MAX, FILES_PER_ARTIFACT_MAX
 from tests.unit.domain.story import FILES, Story
 
 
@@ -46,6 +46,19 @@ def test_a_manifest_has_a_bounded_number_of_files(story: Story) -> None:
     paths = [f"shard-{number}.safetensors" for number in range(FILES_PER_ARTIFACT_MAX + 1)]
     assert refusal(story, *paths) is Code.ARTIFACT_TOO_MANY_FILES
     story.register_artifact([entry(path) for path in paths[:-1]])
+
+
+def test_a_manifest_fits_a_work_order(story: Story) -> None:
+    paths = [f"{number:04}{'x' * 390}" for number in range(2_000)]
+    assert refusal(story, *paths) is Code.ARTIFACT_TOO_MANY_FILES
+    story.register_artifact([entry(path) for path in paths[:1_000]])
+
+
+def test_the_bytes_of_a_set_can_be_written_down(story: Story) -> None:
+    """Each size may be as large as JSON holds; an event whose sum is larger could never be read again."""
+    files = [entry("a.json", BYTES_MAX), entry("b.json", 1)]
+    assert story.refuse(c.RegisterArtifact, name="mini", files=files).code is Code.COMMAND_MALFORMED
+    story.register_artifact([entry("a.json", BYTES_MAX - 1), entry("b.json", 1)])
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,27 @@ def test_a_failed_drain_leaves_it_draining_and_a_failed_unload_says_so(story: St
     assert story.residency(deployment_id) == "absent"
 
 
+def test_a_drain_that_nobody_began_leaves_it_in_service(story: Story) -> None:
+    deployment_id = story.resident()
+    story.accept(c.CancelWork, work_id=story.job(deployment_id, "drain"))
+    assert story.residency(deployment_id) == "resident"
+    late = story.job(deployment_id, "drain")
+    story.world.now_ms = story.work(late).deadline_ms + 1
+    story.accept(c.PassDeadline, work_id=late)
+    assert story.work(late).code is Code.WORK_DEADLINE
+    assert story.residency(deployment_id) == "resident"
+    story.finish(story.job(deployment_id, "drain"), says.drained())
+    assert story.residency(deployment_id) == "draining"
+
+
+def test_a_drain_that_nobody_began_takes_no_unload_back(story: Story) -> None:
+    deployment_id = story.resident()
+    drain = story.job(deployment_id, "drain")
+    story.job(deployment_id, "unload")
+    story.accept(c.CancelWork, work_id=drain)
+    assert story.residency(deployment_id) == "unloading"
+
+
 def test_an_unload_that_finds_nothing_is_the_workers_word_that_nothing_is_there(story: Story) -> None:
     """Found by a simulated story: a failed load left `failed`, and no unload could ever end that."""
     deployment_id = story.resident()
