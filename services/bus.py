@@ -1,6 +1,8 @@
 """The bus: one way to connect, and the JetStream streams Tenure needs.
 
-Reconnecting is without end, because a service has nothing better to do; every request has its own bound.
+Reconnecting is without end, because a service has nothing better to do; every request has its own bound. But what the
+server ends with an error (a login that it no longer knows, say) nats-py closes for good. Then the process ends, and
+whoever keeps it running starts another.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 
 from schemas import subjects
 from schemas.tokens import MESSAGE_BYTES_MAX
+from services.process import EXIT_BUS_CLOSED, Stop
 from services.settings import Settings
 
 log = structlog.get_logger()
@@ -61,8 +64,8 @@ STREAMS = (
 )  # fmt: skip
 
 
-async def connect(settings: Settings, name: str) -> Client:
-    """A connection under `name`. Raises nats.errors.NoServersError where none can be had."""
+async def connect(settings: Settings, name: str, stop: Stop) -> Client:
+    """A connection under `name`; `stop` is set where it is closed. Raises nats.errors.NoServersError."""
     if settings.nats_url is None:
         raise ValueError("TENURE_NATS_URL is not set and no embedded server is running")
     options: dict[str, Any] = {}
@@ -78,10 +81,16 @@ async def connect(settings: Settings, name: str) -> Client:
     async def on_reconnected() -> None:
         log.info("bus.reconnected")
 
+    async def on_closed() -> None:
+        if not stop.is_set():
+            log.error("bus.closed", advice="the server ended the connection; the lines before say why")
+            stop.end(EXIT_BUS_CLOSED)
+
     return await nats.connect(
         settings.nats_url, name=name, inbox_prefix=INBOX_PREFIX, connect_timeout=CONNECT_TIMEOUT_S,
         max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_WAIT_S, pending_size=PENDING_BYTES_MAX,
-        error_cb=on_error, disconnected_cb=on_disconnected, reconnected_cb=on_reconnected, **options,
+        error_cb=on_error, disconnected_cb=on_disconnected, reconnected_cb=on_reconnected, closed_cb=on_closed,
+        **options,
     )  # fmt: skip
 
 

@@ -42,7 +42,20 @@ def configure_logging(settings: Settings, process: str) -> None:
     structlog.contextvars.bind_contextvars(process=process)
 
 
-def run_service(process: str, main: Callable[[Settings, asyncio.Event], Awaitable[int]]) -> int:
+EXIT_BUS_CLOSED = 6
+
+
+class Stop(asyncio.Event):
+    """Set when the process is to end: by a signal, or with an exit code by what it cannot go on without."""
+
+    exit_code = 0
+
+    def end(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self.set()
+
+
+def run_service(process: str, main: Callable[[Settings, Stop], Awaitable[int]]) -> int:
     """Run `main(settings, stop)` until it returns its exit code; SIGTERM and SIGINT set `stop`."""
     settings = Settings().resolved()
     configure_logging(settings, process)
@@ -50,11 +63,11 @@ def run_service(process: str, main: Callable[[Settings, asyncio.Event], Awaitabl
     sys.setswitchinterval(SWITCH_S)
 
     async def supervised() -> int:
-        stop = asyncio.Event()
+        stop = Stop()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        return await main(settings, stop)
+        return await main(settings, stop) or stop.exit_code
 
     return uvloop.run(supervised())
 

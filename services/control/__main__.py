@@ -18,7 +18,7 @@ from services.control.payloads import PayloadStores
 from services.control.serve import ControlPlane, Terms
 from services.eventlog.port import Superseded
 from services.eventlog.postgres import PostgresLog
-from services.process import run_service, until_stopped
+from services.process import Stop, run_service, until_stopped
 from services.settings import Settings
 from worker.cancellation import end_tasks
 
@@ -27,11 +27,11 @@ EXIT_SUPERSEDED = 5
 log = structlog.get_logger()
 
 
-async def control(settings: Settings, stop: asyncio.Event) -> int:
+async def control(settings: Settings, stop: Stop) -> int:
     if settings.postgres_dsn is None:
         raise ValueError("TENURE_POSTGRES_DSN is not set and no embedded server is running")
     eventlog = PostgresLog(settings.postgres_dsn)
-    nc = await connect(settings, "tenure-control")
+    nc = await connect(settings, "tenure-control", stop)
     terms = Terms(
         settings.lease_ms, settings.session_ms, settings.beat_ms, leader_ms=settings.leader_ms,
         device_reserve_bytes=settings.device_reserve_bytes,

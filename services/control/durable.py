@@ -4,6 +4,9 @@ A message is acknowledged by its handler once its outcome is committed; until th
 delivers it again after ACK_WAIT_S. At most IN_FLIGHT_MAX are out at a time. If the server loses the
 consumer (a restart with an empty store, say), the next round makes the stream and the consumer again.
 
+Messages go to whoever pulls. So one that may no longer lead pulls nothing: what its successor has granted it does not
+know of, and would judge wrongly.
+
 No progress is an alarm: where messages wait at the server and two fetches in a row brought none, that is
 said as an error in the log and the consumer is asked for anew. `tenure doctor` looks for the same.
 """
@@ -35,12 +38,20 @@ log = structlog.get_logger()
 
 
 class DurableReader:
-    def __init__(self, nc: Client, stream: str, subject: str, handle: Callable[[Msg], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        nc: Client,
+        stream: str,
+        subject: str,
+        handle: Callable[[Msg], Awaitable[None]],
+        may_take: Callable[[], bool],
+    ) -> None:
         self._nc = nc
         self._js: JetStreamContext = nc.jetstream()
         self._stream = stream
         self._subject = subject
         self._handle = handle
+        self._may_take = may_take
         self._subscription: JetStreamContext.PullSubscription | None = None
         self._stalled = False  # the last fetch brought nothing, though something was waiting
 
@@ -53,6 +64,10 @@ class DurableReader:
 
     async def step(self) -> None:
         """One fetch, or one attempt to have a consumer again."""
+        if not self._may_take():
+            await self._drop()
+            await asyncio.sleep(RETRY_S)
+            return
         try:
             if self._subscription is None:
                 await ensure_streams(self._nc)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -34,12 +35,16 @@ from schemas.tokens import EVIDENCE_BYTES_MAX, MESSAGE_BYTES_MAX, is_token
 from services.clock import Clock
 from services.control.invalid import InvalidEvidence
 from services.control.sessions import Sessions
-from services.control.submission import Submission, refusal
+from services.control.submission import Respond, Submission, refusal
 from services.control.writer import Writer
 from services.eventlog.port import LogUnavailable
 
 # refusals that say nothing about the command and leave no receipt: the durable streams keep it for later
 NO_OUTCOME_YET = (Code.OVERLOADED, Code.UNAVAILABLE, Code.CONFLICT)
+
+REFUSE_S = 2.0  # before one that may no longer lead refuses a request; shorter than anybody waits
+REFUSALS_MAX = 1_000
+PUT_BACK_S = 1.0
 
 log = structlog.get_logger()
 
@@ -95,6 +100,7 @@ class Intake:
         self._sessions = sessions
         self._fleet = fleet
         self._recalling: asyncio.Task[None] | None = None
+        self._refusing: set[asyncio.Task[None]] = set()
 
     async def on_rpc(self, request: Any) -> None:
         """A request on `tenure.rpc.v1.<noun>.<verb>` (a `nats.micro.Request`); answered after the commit.
@@ -119,11 +125,31 @@ class Intake:
 
         if isinstance(decoded, Reply):
             await respond(decoded)
+        elif self._may_answer():
+            await self._writer.submit(Submission(decoded, respond))
+        else:
+            self._refuse_later(decoded, respond)
+
+    def _refuse_later(self, command: Command, respond: Respond) -> None:
+        """Whoever leads by now gets the request as well; its answer is the one to be heard, where there is one."""
+        if len(self._refusing) >= REFUSALS_MAX:
             return
-        await self._writer.submit(Submission(decoded, respond))
+
+        async def refuse() -> None:
+            await asyncio.sleep(REFUSE_S)
+            await respond(
+                refusal(command, Code.UNAVAILABLE, "this control plane can't reach the log, or leads no more")
+            )
+
+        task = asyncio.create_task(refuse())
+        self._refusing.add(task)
+        task.add_done_callback(self._refusing.discard)
 
     async def on_durable(self, message: Msg) -> None:
         """A message of COMMANDS; acknowledged when its receipt is committed, taken out when it is no command."""
+        if not self._may_answer():
+            await _put_back(message)
+            return
         name = message.subject.removeprefix(f"{subjects.CMD}.")
         if name == message.subject:  # JetStream delivered it into the stream from another one
             log.warning("command.misplaced", subject=message.subject)
@@ -139,7 +165,13 @@ class Intake:
         await self._writer.submit(Submission(decoded, _acknowledge(message)))
 
     async def on_evidence(self, message: Msg) -> None:
-        """A message of EVIDENCE. Taken out where it is not even evidence; else decided and acknowledged."""
+        """A message of EVIDENCE. Taken out where it is not even evidence; else decided and acknowledged.
+
+        Not by one that may no longer lead: a generation that its successor let in would be a stranger to it.
+        """
+        if not self._may_answer():
+            await _put_back(message)
+            return
         try:
             signed = _decode_signed(message.data)
             evidence = _decode_evidence(signed.payload)
@@ -214,11 +246,17 @@ def signature_valid(public_key: str, signed: SignedEvidence) -> bool:
     return True
 
 
+async def _put_back(message: Msg) -> None:
+    """For later, or for another control plane. Where this gets lost, JetStream's own wait does the same."""
+    with contextlib.suppress(nats.errors.Error, OSError):
+        await message.nak(delay=PUT_BACK_S)
+
+
 def _acknowledge(message: Msg) -> Any:
     async def respond(reply: Reply) -> None:
         try:
             if reply.code in NO_OUTCOME_YET:
-                await message.nak(delay=1)
+                await _put_back(message)
             else:
                 await message.ack()
         except (nats.errors.Error, OSError) as error:  # it is delivered again and finds its receipt

@@ -63,7 +63,9 @@ class ControlPlane:
 
     async def start(self) -> None:
         await ensure_streams(self._nc)
-        self.leadership: Leadership = await become_leader(self._log, self._clock, self._instance, self._terms.leader_ms)
+        self.leadership: Leadership = await become_leader(
+            self._log, self._clock, self._instance, self._terms.leader_ms, lambda: self._nc.is_connected
+        )
         renewing = asyncio.create_task(self.leadership.run(), name="leadership")  # a long log takes a while to fold
         try:
             self.folded = Folded(self._log, self._ids, self._terms)
@@ -106,12 +108,12 @@ class ControlPlane:
             await self._beats.unsubscribe()
 
     def _reader(self, stream: str, prefix: str, handle: Any) -> DurableReader:
-        return DurableReader(self._nc, stream, f"{prefix}.>", handle)
+        return DurableReader(self._nc, stream, f"{prefix}.>", handle, self.leadership.holds)
 
     async def _compare_inventories(self) -> None:
         """Ask each worker whose inventory keeps differing from the log what it holds, and put the log right."""
         while True:
-            for node in self.sessions.differing():
+            for node in self.sessions.differing() if self.leadership.holds() else ():
                 with contextlib.suppress(nats.errors.Error, TimeoutError, msgspec.DecodeError):
                     asked = await self._nc.request(subjects.live_subject(node.node_id), b"", timeout=LIVE_TIMEOUT_S)
                     command = self.sessions.compare(msgspec.json.decode(asked.data, type=LiveAnswer))

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 from services.bus import announce, connect
 from services.eventlog.postgres import PostgresLog
 from services.eventlog.tail import Tail
-from services.process import run_service, until_stopped
+from services.process import Stop, run_service, until_stopped
 from services.projector.projector import Projector
 from services.projector.store import ViewStore
 from services.settings import Settings
 
 
-async def projector(settings: Settings, stop: asyncio.Event) -> int:
+async def projector(settings: Settings, stop: Stop) -> int:
     if settings.postgres_dsn is None:
         raise ValueError("TENURE_POSTGRES_DSN is not set and no embedded server is running")
     log, store = PostgresLog(settings.postgres_dsn, in_loop=True), ViewStore(settings.postgres_dsn)
-    nc = await connect(settings, "tenure-projector")
+    nc = await connect(settings, "tenure-projector", stop)
     await store.prepare(rebuild="--rebuild" in sys.argv[1:])
     tail = Tail(log)
     await tail.listen(nc)

@@ -17,7 +17,7 @@ from schemas.codes import ADVICE, Code
 from schemas.queries import Query, QueryReply
 from schemas.tokens import MESSAGE_BYTES_MAX
 from services.bus import connect
-from services.process import run_service
+from services.process import Stop, run_service
 from services.query.heard import SILENCE, Heard
 from services.query.reader import Reader
 from services.settings import Settings
@@ -65,12 +65,12 @@ def _refused(code: Code, message: str) -> QueryReply:
     return QueryReply(code=code, message=message, advice=ADVICE[code])
 
 
-async def query(settings: Settings, stop: asyncio.Event) -> int:
+async def query(settings: Settings, stop: Stop) -> int:
     if settings.postgres_dsn is None:
         raise ValueError("TENURE_POSTGRES_DSN is not set and no embedded server is running")
     reader = Reader(settings.postgres_dsn)
     await reader.open()
-    nc = await connect(settings, "tenure-query")
+    nc = await connect(settings, "tenure-query", stop)
     heard = Heard()
     await heard.listen(nc)
     answers = QueryService(reader, heard)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 from services.bus import announce, connect
 from services.eventlog.postgres import PostgresLog
 from services.eventlog.tail import Tail
-from services.process import run_service, until_stopped
+from services.process import Stop, run_service, until_stopped
 from services.relay.relay import Relay
 from services.settings import Settings
 
 
-async def relay(settings: Settings, stop: asyncio.Event) -> int:
+async def relay(settings: Settings, stop: Stop) -> int:
     if settings.postgres_dsn is None:
         raise ValueError("TENURE_POSTGRES_DSN is not set and no embedded server is running")
     log = PostgresLog(settings.postgres_dsn, in_loop=True)
-    nc = await connect(settings, "tenure-relay")
+    nc = await connect(settings, "tenure-relay", stop)
     service = Relay(nc, Tail(log))
     await service.start()
     await announce(nc, "tenure-relay")

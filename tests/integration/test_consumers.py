@@ -144,7 +144,7 @@ async def test_durable_commands_go_on(bench: Bench, monkeypatch: pytest.MonkeyPa
         await message.ack()
 
     client = await connect(bench.server.url(CONTROL))
-    reader = DurableReader(client, subjects.STREAM_COMMANDS, f"{subjects.CMD}.>", handle)
+    reader = DurableReader(client, subjects.STREAM_COMMANDS, f"{subjects.CMD}.>", handle, lambda: True)
     async with running(reader.run):
         for ident in ("before", "after"):
             await published(bench, f"{subjects.CMD}.node.enrol", ident.encode(), ident)

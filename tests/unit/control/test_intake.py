@@ -18,6 +18,7 @@ from schemas.live import Beat, BeatReply
 from schemas.replies import Reply
 from schemas.tokens import EVIDENCE_BYTES_MAX, MESSAGE_BYTES_MAX
 from services.clock import RandomIds
+from services.control import intake as module
 from services.control.intake import Intake, decode_command, signature_valid
 from services.control.invalid import INVALID_BYTES_MAX, INVALID_MAX, WINDOW_S, InvalidEvidence
 from services.control.sessions import Sessions
@@ -403,3 +404,27 @@ async def test_work_is_not_stopped_by_a_cancel_that_is_not_in_the_log(desk: Desk
     answer = await beat(desk)
     assert answer is not None
     assert answer.cancelled == ["id0003"]
+
+
+async def test_one_that_may_lead_no_more_judges_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor may have let in a generation that it does not know: rightly signed evidence would look forged."""
+    leads = False
+    monkeypatch.setattr(module, "REFUSE_S", 0.0)
+    desk.intake = Intake(desk.control.writer, desk.sessions, desk.control.folded.world.fleet, desk.control.clock,
+                         lambda: leads)  # fmt: skip
+    subject, body = evidence(generation="2")
+    for _ in range(INVALID_MAX + 2):
+        message: Any = Delivered(subject, body)
+        await desk.intake.on_evidence(message)
+        assert message.told == ["nak"]
+    durable: Any = Delivered("tenure.cmd.v1.node.enrol", enrolment())
+    await desk.intake.on_durable(durable)
+    assert durable.told == ["nak"]
+    request: Any = Delivered("tenure.rpc.v1.node.enrol", enrolment())
+    await desk.intake.on_rpc(request)
+    assert request.told == []  # whoever leads has the request as well
+    (refusing,) = desk.intake._refusing
+    await refusing
+    (told,) = request.told
+    assert msgspec.json.decode(told, type=Reply).code is Code.UNAVAILABLE
+    assert desk.control.writer.queued == 0

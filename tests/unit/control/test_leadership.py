@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -35,8 +36,33 @@ class Hands:
         raise AssertionError("a jump of the wall clock must not end or stretch a term")
 
 
-async def leading(log: FaultyLog, clock: Hands) -> Leadership:
-    return await become_leader(log, clock, "one", TERM_MS)
+async def leading(log: FaultyLog, clock: Hands, on_bus: Callable[[], bool] = lambda: True) -> Leadership:
+    return await become_leader(log, clock, "one", TERM_MS, on_bus)
+
+
+async def test_without_the_bus_for_a_term_it_lapses_and_comes_back_with_it() -> None:
+    clock, log, bus = Hands(), FaultyLog(MemoryLog()), {"there": True}
+    leadership = await leading(log, clock, lambda: bus["there"])
+    bus["there"] = False
+    clock.at_s += TERM_MS / 1_000
+    assert await leadership.step()  # a restart of the bus costs nothing
+    clock.at_s += 0.001
+    assert not await leadership.step()
+    clock.at_s += HOLDS_S
+    assert not leadership.holds()
+    bus["there"] = True
+    assert await leadership.step()
+    assert leadership.holds()
+
+
+async def test_who_has_no_bus_takes_nothing_over() -> None:
+    clock, log, bus = Hands(), FaultyLog(MemoryLog()), {"there": False}
+    standing_by = asyncio.create_task(leading(log, clock, lambda: bus["there"]))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(standing_by), 0.05)
+    assert (await log.leader()).epoch == 0
+    bus["there"] = True
+    assert (await asyncio.wait_for(standing_by, TERM_MS / 1_000)).epoch == 1
 
 
 async def test_it_holds_for_its_term_and_no_longer_while_the_machine_sleeps() -> None:
@@ -92,7 +118,7 @@ async def test_a_log_that_is_back_is_found_long_before_the_next_renewal_would_be
             return renewed
 
     log = Heard()
-    leadership = await become_leader(log, SystemClock(), "one", 600_000)
+    leadership = await become_leader(log, SystemClock(), "one", 600_000, lambda: True)
     log.down = True
     running = asyncio.create_task(leadership.run())
     for _ in range(2):  # in vain
