@@ -134,7 +134,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "transformers_whisper": Entry(
         path="worker.adapters.audio.whisper:WhisperAdapter",
-        version="1",
+        version="2",
         tasks=("stt",),
         packages=("torch", "transformers", "safetensors", "soundfile", "soxr"),
         imports=("torch", "transformers", "transformers.models.whisper.modeling_whisper", "soundfile", "soxr"),

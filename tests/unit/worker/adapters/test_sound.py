@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import itertools
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import soundfile
+import soxr
 
 from schemas.codes import Code, Refusal
 from schemas.profiles import AudioSettings
 from schemas.tasks.audio import Audio
-from worker.adapters.audio.sound import Sound, chunks_of, sound_of
+from worker.adapters.audio import sound as sounds
+from worker.adapters.audio.sound import SAMPLES_PER_SECOND_MAX, Sound, chunks_of, sound_of
 
 RATE_HZ = 16_000
 PLAIN = AudioSettings()
@@ -112,6 +115,55 @@ def test_a_profile_may_forbid_conversions_and_lengths() -> None:
         assert caught.value.code == Code.INPUT_TOO_LARGE
 
 
+def noise(frames: int, channels: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(0, 0.1, (frames, channels)).astype("<f4")
+
+
+@pytest.mark.parametrize(("rate_hz", "channels"), [(48_000, 2), (44_100, 1), (RATE_HZ, 3), (8_000, 1), (655_350, 8)])
+@pytest.mark.parametrize("encoding", ["f32le", "s16le", "FLAC", "WAV"])
+def test_block_by_block_is_as_all_at_once(
+    monkeypatch: pytest.MonkeyPatch, rate_hz: int, channels: int, encoding: str
+) -> None:
+    monkeypatch.setattr(sounds, "BLOCK_SAMPLES", 10_007)
+    whole = noise(70_001, channels)
+    if encoding == "f32le":
+        audio = raw(whole, rate_hz, channels)
+    elif encoding == "s16le":
+        numbers = (whole * 32_768).astype("<i2")
+        audio, whole = Audio(numbers.tobytes(), rate_hz, channels, "s16le"), numbers.astype("f4") / 32_768
+    else:
+        audio = Audio(file_of(whole, rate_hz, encoding), rate_hz, channels, "file")
+        whole, _ = soundfile.read(io.BytesIO(audio.data), dtype="float32", always_2d=True)
+    expected = np.ascontiguousarray(whole.mean(axis=1, dtype=np.float32))
+    if rate_hz != RATE_HZ:
+        expected = soxr.resample(expected, rate_hz, RATE_HZ, quality="HQ")
+    assert np.array_equal(sound_of(audio, PLAIN, RATE_HZ).samples, expected)
+
+
+def test_a_small_file_does_not_unfold_in_memory() -> None:
+    """Some 50 kB that are 61 MB of samples."""
+    data = file_of(np.zeros((10 * 192_000, 8), "<i2"), 192_000, "FLAC")
+    tracemalloc.start()
+    try:
+        sound = sound_of(Audio(data, 192_000, 8, "file"), PLAIN, RATE_HZ)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sound.seconds == 10.0
+    assert peak < 10_000_000
+
+
+def test_samples_of_all_channels_are_bounded_before_they_are_decoded() -> None:
+    settings = AudioSettings(seconds_max=1)
+    for audio in (
+        Audio(file_of(np.zeros((60_000, 8), "<i2"), 96_000, "FLAC"), 96_000, 8, "file"),
+        raw(np.zeros((60_000, 8), "<f4"), 96_000, 8),
+    ):
+        with pytest.raises(Refusal, match=f"480000 samples; {SAMPLES_PER_SECOND_MAX}") as caught:
+            sound_of(audio, settings, RATE_HZ)
+        assert caught.value.code == Code.INPUT_TOO_LARGE
+
+
 def test_long_sound_is_cut_where_it_is_quiet_and_nothing_is_lost() -> None:
     samples = wave(70.0)
     for second in (28.5, 56.0):  # two pauses, within reach of the cuts
@@ -122,6 +174,22 @@ def test_long_sound_is_cut_where_it_is_quiet_and_nothing_is_lost() -> None:
     assert all(one[1] == two[0] for one, two in itertools.pairwise(cuts))
     assert all(end - begin <= 30 * RATE_HZ for begin, end in cuts)
     assert 28.5 <= cuts[0][1] / RATE_HZ <= 28.7
+
+
+@pytest.mark.parametrize("seconds", [1, 2, 3, 30])
+@pytest.mark.parametrize("over", [1, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize("quiet_at", [None, 0.1, 0.6, 0.99])
+def test_no_piece_is_tiny_or_empty_however_short_pieces_are(seconds: int, over: float, quiet_at: float | None) -> None:
+    """Each goes on from the one before it, wherever it is quiet."""
+    longest = seconds * RATE_HZ
+    samples = noise(longest + (over if isinstance(over, int) else round(over * longest)), 1)[:, 0]
+    for begin in range(0, len(samples), longest) if quiet_at is not None else []:
+        at = begin + round((quiet_at or 0.0) * longest)
+        samples[at : at + RATE_HZ // 10] = 0
+    cuts = chunks_of(Sound(samples, RATE_HZ, []), AudioSettings(chunk_seconds=seconds))
+    assert (cuts[0][0], cuts[-1][1]) == (0, len(samples))
+    assert all(one[1] == two[0] for one, two in itertools.pairwise(cuts))
+    assert all(longest // 4 <= end - begin <= longest for begin, end in cuts)
 
 
 def test_short_sound_is_one_piece_and_none_is_none() -> None:
