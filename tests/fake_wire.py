@@ -6,27 +6,30 @@ It stands for the port, not for NATS: what it does is what `services.client.wire
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
 
-from projections.rows import CandidateRow, DeploymentRow, NodeRow, ResidencyRow, Row, WorkRow
+from projections.rows import CandidateRow, DeploymentRow, NodeRow, ProfileRow, ResidencyRow, Row, WorkRow
 from schemas import subjects
 from schemas.codes import Code
 from schemas.live import InventoryEntry, LiveAnswer, Resident
+from schemas.profiles import Limits, RuntimeProfile
 from schemas.queries import Query, QueryReply
 from services.client.wire import NoResponder, Published, Silent, Unreachable
 
 ARTIFACT, PROFILE, FINGERPRINT, DIGEST = "a" * 64, "b" * 64, "c" * 64, "d" * 64
-Handler = Callable[[bytes], bytes]
+Handler = Callable[[bytes], bytes | Awaitable[bytes]]
 Reaction = Callable[["FakeWire", bytes], bytes]
 
 
 class FakeWire:
     """`rows` are the tables; `answers` maps a subject to a function of the payload, which may raise a wire error.
 
-    `streams` maps a subject to the replies that come one after another; `objects` is the object store.
+    `streams` maps a subject to the replies that come one after another; `objects` is the object store, and `stored`
+    counts what was ever put there. `timeouts_s` is how long the last answer on a subject was waited for.
     """
 
     def __init__(self) -> None:
@@ -36,21 +39,25 @@ class FakeWire:
         self.hints: list[Published] = []
         self.streams: dict[str, list[bytes]] = {}
         self.objects: dict[tuple[str, str], bytes] = {}
+        self.stored = 0
         self.sent: list[tuple[str, Any]] = []
+        self.timeouts_s: dict[str, float] = {}
         self.rows_per_message = 1_000
         self.on_wait: Callable[[], None] = lambda: None
         self.closed = False
 
     def put(self, *rows: Row) -> None:
         names = {NodeRow: "node", WorkRow: "work", DeploymentRow: "deployment", CandidateRow: "candidate",
-                 ResidencyRow: "residency"}  # fmt: skip
+                 ResidencyRow: "residency", ProfileRow: "profile"}  # fmt: skip
         for row in rows:
             self.rows.setdefault(names[type(row)], {})[row.id] = row
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         self.sent.append((subject, payload))
+        self.timeouts_s[subject] = timeout_s
         if subject in self.answers:
-            return self.answers[subject](payload)
+            answer = self.answers[subject](payload)
+            return await answer if inspect.isawaitable(answer) else answer
         if subject.startswith(subjects.QUERY):
             return msgspec.json.encode(self._query(subject, msgspec.json.decode(payload, type=Query)))
         raise NoResponder(subject)
@@ -78,6 +85,7 @@ class FakeWire:
 
     async def replies(self, subject: str, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes]:
         self.sent.append((subject, payload))
+        self.timeouts_s[subject] = timeout_s
         if subject not in self.streams:
             raise NoResponder(subject)
         for reply in self.streams[subject]:
@@ -86,11 +94,15 @@ class FakeWire:
 
     async def store(self, bucket: str, name: str, body: bytes) -> None:
         self.objects[(bucket, name)] = body
+        self.stored += 1
 
     async def fetch(self, bucket: str, name: str) -> bytes:
         if (bucket, name) not in self.objects:
             raise Unreachable(f"no object {name}")
         return self.objects.pop((bucket, name))
+
+    async def discard(self, bucket: str, name: str) -> None:
+        self.objects.pop((bucket, name), None)
 
     @contextlib.asynccontextmanager
     async def wakeups(self, subject: str) -> AsyncIterator[_Hints]:
@@ -126,6 +138,14 @@ def node(ident: str = "local", **fields: Any) -> NodeRow:
         "environment": {}, "changed_at_ms": 1_000, **fields,
     }  # fmt: skip
     return NodeRow(**values)
+
+
+def profile(ident: str = PROFILE, **limits: Any) -> ProfileRow:
+    settings = RuntimeProfile("adapter_one", "embedding", limits=Limits(**limits))
+    return ProfileRow(
+        id=ident, position=2, adapter="adapter_one", task="embedding", assessment_id="ass0",
+        profile=msgspec.to_builtins(settings), created_at_ms=1_000,
+    )  # fmt: skip
 
 
 def deployment(ident: str = "dep0123456789ab", **fields: Any) -> DeploymentRow:

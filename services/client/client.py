@@ -10,6 +10,7 @@
 * `invoke`, `stream` and `cancel` speak straight to a worker and check that what answered is what was deployed. Where a
   deployment is served is remembered for a moment (see `targets`): an invocation that nobody there took in is sent once
   more, to where the tables say it is served now. A stream and a cancel ask the tables each time.
+* `close` waits a bounded time for what calls that were cancelled left to do (see `errands`).
 
 Refusals travel as `schemas.codes.Refusal`. No connection and no listener are UNAVAILABLE.
 """
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from projections.rows import TABLES, DeploymentRow, NodeRow, ResidencyRow, Row, WorkRow
+from projections.rows import TABLES, DeploymentRow, Row, WorkRow
 from schemas import subjects
 from schemas.codes import ADVICE, Code, Refusal
 from schemas.commands import BY_SUBJECT
@@ -38,6 +39,7 @@ from schemas.tasks.text import TextChunk
 from schemas.tokens import MESSAGE_BYTES_MAX
 from schemas.work import FINAL_STAGES
 from services.client.answers import live_of, position_of, stage_of
+from services.client.errands import Errands
 from services.client.invoking import Invoker, Targets
 from services.client.nats_wire import NatsWire
 from services.client.operator import credentials, default_actor
@@ -68,7 +70,8 @@ class Client:
     def __init__(self, wire: Wire, actor: str) -> None:
         self.wire = wire
         self.actor = actor
-        self._known = KnownTargets()
+        self._known = KnownTargets(self)
+        self._errands = Errands()
 
     @classmethod
     async def connect(cls, settings: Settings, actor: str | None = None) -> Client:
@@ -90,7 +93,10 @@ class Client:
         return cls(wire, actor or default_actor())
 
     async def close(self) -> None:
-        await self.wire.close()
+        try:
+            await self._errands.done()
+        finally:
+            await self.wire.close()
 
     async def __aenter__(self) -> Client:
         return self
@@ -256,39 +262,30 @@ class Client:
     async def invoke(self, deployment: DeploymentRow, request: Request, node_id: str | None = None) -> Answer:
         """The answer of a node that holds the deployment; see `invoking`."""
         with self._known.of((deployment.id, node_id)) as known:
-            if known:
-                try:
-                    return await Invoker(self.wire, deployment, known).invoke(request)
-                except Refusal as refusal:
-                    if refusal.code is not Code.NOT_RESIDENT:
-                        raise
-            targets = await self._targets(deployment, node_id)
-            return await Invoker(self.wire, deployment, targets).invoke(request)
+
+            async def look() -> Targets:
+                return await self._known.look_up(deployment, node_id)
+
+            invoker = self._invoker(deployment, known or await look())
+            return await invoker.invoke(request, look if known else None)
 
     async def stream(
         self, deployment: DeploymentRow, request: Request, node_id: str | None = None
     ) -> AsyncGenerator[TextChunk | Answer]:
         """Pieces of the answer as they come, then the whole; stopping early cancels. See `invoking`."""
-        pieces = Invoker(self.wire, deployment, await self._targets(deployment, node_id)).stream(request)
+        targets = await self._known.look_up(deployment, node_id)
+        pieces = self._invoker(deployment, targets).stream(request)
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
     async def cancel(self, deployment: DeploymentRow, invocation_id: str, node_id: str | None = None) -> bool:
         """Whether there was such an invocation under way; it ends at its next step."""
-        targets = await self._targets(deployment, node_id)
-        return await Invoker(self.wire, deployment, targets).cancel(invocation_id)
+        targets = await self._known.look_up(deployment, node_id)
+        return await self._invoker(deployment, targets).cancel(invocation_id)
 
-    async def _targets(self, deployment: DeploymentRow, node_id: str | None) -> Targets:
-        """Its nodes and their generations, those the log calls resident first. The log only orders them."""
-        held = await self.rows(ResidencyRow, {"deployment_id": deployment.id})
-        resident = {row.node_id for row in held if row.state == "resident"}
-        nodes = {node.id: node for node in await self.rows(NodeRow)}
-        wanted = [node for node in deployment.node_ids if node in nodes and node_id in (None, node)]
-        wanted.sort(key=lambda node: node not in resident)
-        targets = [(node, nodes[node].generation) for node in wanted if nodes[node].generation != "0"]
-        self._known.put((deployment.id, node_id), targets)
-        return targets
+    def _invoker(self, deployment: DeploymentRow, targets: Targets) -> Invoker:
+        return Invoker(self.wire, deployment, targets, self._known.invoke_ms(deployment), self._errands)
 
 
 def _only(table: str, reference: str, found: Sequence[R]) -> R:

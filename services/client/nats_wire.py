@@ -10,6 +10,7 @@ import contextlib
 import io
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import nats
 import nats.errors
@@ -18,8 +19,12 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import Error as JetStreamError
+from nats.js.errors import NotFoundError
 
 from services.client.wire import NoResponder, Published, Silent, Unreachable, Wakeups
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 CONNECT_TIMEOUT_S = 2
 CONNECT_ATTEMPTS_MAX = 4  # per server of the list; also what a broken connection is given
@@ -44,11 +49,23 @@ class _NatsWakeups:
         return Published(message.subject, message.data, dict(message.headers or {}), 0, 0)
 
 
+class _Source(io.BytesIO):
+    """What is being stored. The library takes back what it has stored when reading fails, but not when cancelled."""
+
+    stopped = False
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        if self.stopped:
+            raise OSError("nobody wants it stored any more")
+        return super().readinto(buffer)
+
+
 class NatsWire:
     """The port on a real NATS connection."""
 
     def __init__(self, connection: NatsClient) -> None:
         self._nats = connection
+        self._storing: dict[tuple[str, str], tuple[_Source, asyncio.Task[None]]] = {}  # until done, or discarded
 
     @classmethod
     async def connect(cls, url: str, user: str | None, password: str | None, name: str) -> NatsWire:
@@ -131,12 +148,21 @@ class NatsWire:
                 await subscription.unsubscribe()
 
     async def store(self, bucket: str, name: str, body: bytes) -> None:
+        source = _Source(body)
+        putting = asyncio.create_task(self._put(bucket, name, source))
+        self._storing[(bucket, name)] = source, putting
         try:
             async with asyncio.timeout(PAYLOAD_TIMEOUT_S):
-                store = await self._nats.jetstream().object_store(bucket)
-                await store.put(name, body)
+                await asyncio.shield(putting)
+            del self._storing[(bucket, name)]
         except (nats.errors.Error, JetStreamError, TimeoutError) as error:
             raise Unreachable(f"the object store {bucket} takes nothing: {_words(error)}") from error
+        finally:
+            source.stopped = True
+
+    async def _put(self, bucket: str, name: str, source: _Source) -> None:
+        store = await self._nats.jetstream().object_store(bucket)
+        await store.put(name, source)
 
     async def fetch(self, bucket: str, name: str) -> bytes:
         whole = io.BytesIO()  # the library's own buffer copies what it has for each chunk
@@ -149,6 +175,18 @@ class NatsWire:
         except (nats.errors.Error, JetStreamError, TimeoutError) as error:
             raise Unreachable(f"the object store {bucket} gives nothing: {_words(error)}") from error
         return whole.getvalue()
+
+    async def discard(self, bucket: str, name: str) -> None:
+        _, putting = self._storing.pop((bucket, name), (None, None))
+        if putting is not None:  # it was stopped: what is there has no name before this ends
+            with contextlib.suppress(nats.errors.Error, JetStreamError, TimeoutError, OSError):
+                await asyncio.shield(putting)
+        try:
+            store = await self._nats.jetstream().object_store(bucket)
+            with contextlib.suppress(NotFoundError):
+                await store.delete(name)
+        except (nats.errors.Error, JetStreamError, TimeoutError) as error:
+            raise Unreachable(f"the object store {bucket} takes nothing back: {_words(error)}") from error
 
     @contextlib.asynccontextmanager
     async def wakeups(self, subject: str) -> AsyncIterator[Wakeups]:

@@ -61,10 +61,16 @@ class Wire(Protocol):
         """Reply after reply to one request, until the caller stops; Silent where none comes within `timeout_s`."""
 
     async def store(self, bucket: str, name: str, body: bytes) -> None:
-        """Put an object into an object store; Unreachable where that can't be done."""
+        """Put an object into an object store; Unreachable where that can't be done.
+
+        Where it failed or was cancelled, `discard` takes back what is there of it.
+        """
 
     async def fetch(self, bucket: str, name: str) -> bytes:
         """Take an object out of an object store: it is gone afterwards. Unreachable where it can't be had."""
+
+    async def discard(self, bucket: str, name: str) -> None:
+        """Delete an object, or what is there of it. One that is gone is no error. Unreachable if that can't be done."""
 
     def wakeups(self, subject: str) -> AbstractAsyncContextManager[Wakeups]: ...
 

@@ -5,6 +5,7 @@ A node's worker may write its own store and read single messages of it, nothing 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from schemas import subjects
 from schemas.codes import Code, Refusal
 from schemas.serving import ByReference, payload_store
 from services.client.nats_wire import NatsWire
+from services.client.wire import Unreachable
 from services.control.payloads import PayloadStores
 from services.embedded.nats import NatsServer
 from services.embedded.nats_conf import OPERATOR, node_user
@@ -74,9 +76,60 @@ async def test_large_payloads_go_both_ways_and_leave_nothing(desk: Desk) -> None
     given = await references.put(answered)
     assert given == reference(given.object, answered)
     assert await desk.person.fetch(store, given.object) == answered
-    left = await desk.control.jetstream().stream_info(f"OBJ_{store}", subjects_filter=f"$O.{store}.C.>")
-    assert not left.state.subjects
+    assert await chunks(desk) == 0
     assert desk.refused == {"n1": [], "n2": []}
+
+
+async def chunks(desk: Desk, node_id: str = "n1") -> int:
+    """How many objects there are any bytes of in this node's store."""
+    store = payload_store(node_id)
+    left = await desk.control.jetstream().stream_info(f"OBJ_{store}", subjects_filter=f"$O.{store}.C.>")
+    return len(left.state.subjects or ())
+
+
+async def test_what_was_stored_is_deleted_by_either_side(desk: Desk) -> None:
+    body, store = os.urandom(LARGE), payload_store("n1")
+    for name in ("one", "two"):
+        await desk.person.store(store, name, body)
+    assert await chunks(desk) == 2
+    references = References(desk.workers["n1"], "n1")
+    for _ in range(2):  # what is gone already is no error
+        await desk.person.discard(store, "one")
+        await references.drop(reference("two", body))
+    assert await chunks(desk) == 0
+    await desk.person.discard(store, "never there")
+    await desk.control.jetstream().delete_object_store(store)
+    await references.drop(reference("two", body))
+    with pytest.raises(Unreachable):
+        await desk.person.discard(store, "one")
+    assert desk.refused == {"n1": [], "n2": []}
+
+
+async def test_a_store_that_is_cancelled_leaves_nothing(desk: Desk) -> None:
+    store = payload_store("n1")
+    storing = asyncio.create_task(desk.person.store(store, "asked", os.urandom(64 * 1024 * 1024)))
+    async with asyncio.timeout(30):
+        while await chunks(desk) == 0:
+            pass
+    storing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await storing
+    await desk.person.discard(store, "asked")
+    assert await chunks(desk) == 0
+    state = (await desk.control.jetstream().stream_info(f"OBJ_{store}")).state
+    assert state.messages <= 1  # that it was deleted, where all of it was there already
+
+
+async def test_a_store_that_is_full_takes_nothing_and_keeps_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.control.payloads.PAYLOAD_STORE_BYTES_MAX", 1024 * 1024)
+    await desk.control.jetstream().delete_object_store(payload_store("n1"))
+    await PayloadStores(desk.control, lambda: NODES).step()
+    with pytest.raises(Unreachable):
+        await desk.person.store(payload_store("n1"), "asked", os.urandom(LARGE))
+    await desk.person.discard(payload_store("n1"), "asked")
+    assert await chunks(desk) == 0
 
 
 @pytest.mark.parametrize("wrong", ["gone", "shorter", "other"])

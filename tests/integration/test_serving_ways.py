@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -23,10 +24,11 @@ from schemas.artifacts import FileEntry
 from schemas.codes import Code, Refusal
 from schemas.evidence import Loaded
 from schemas.profiles import GenerationSettings, Limits, RuntimeProfile, profile_digest
-from schemas.serving import Answer, payload_store
+from schemas.serving import Answer, Cancelled, payload_store
 from schemas.tasks.text import Embedded, EmbedRequest, Generated, GenerateRequest, TextChunk
 from schemas.tokens import MESSAGE_BYTES_MAX
 from schemas.work import JobSpec
+from services.client.errands import Errands
 from services.client.invoking import Invoker
 from services.client.nats_wire import NatsWire
 from services.control.payloads import PayloadStores
@@ -72,14 +74,22 @@ class Bench:
     def invoker(self, row: DeploymentRow) -> Invoker:
         return Invoker(self.wire, row, [(NODE, str(self.control.generation))])
 
-    async def until_idle(self, row: DeploymentRow) -> None:
-        """Until nothing of the deployment is in flight on the worker."""
+    async def stored(self) -> int:
+        """How many objects lie in the node's store."""
+        store = await self.control.client.jetstream().object_store(payload_store(NODE))
+        try:
+            return len(await store.list(ignore_deletes=True))
+        except NotFoundError:  # how the library says that it is empty
+            return 0
+
+    async def until(self, row: DeploymentRow, in_flight: int) -> None:
+        """Until so many of the deployment are in flight on the worker."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 held = next(
                     each for each in (await self.control.live()).residents if each.entry.deployment_id == row.id
                 )
-                if held.in_flight == 0:
+                if held.in_flight == in_flight:
                     return
                 await asyncio.sleep(0.02)
 
@@ -162,7 +172,7 @@ async def test_who_leaves_a_stream_leaves_no_work_behind(bench: Bench, writer: D
     stream = bench.invoker(writer).stream(GenerateRequest(prompt="x", stream=True))
     assert isinstance(await anext(stream), TextChunk)
     await stream.aclose()
-    await bench.until_idle(writer)
+    await bench.until(writer, in_flight=0)
     after = await bench.invoker(writer).invoke(GenerateRequest(prompt="y", new_tokens_max=2))
     assert generated(after).output_tokens <= 2
 
@@ -186,9 +196,36 @@ async def test_a_request_and_an_answer_over_the_limit_go_by_reference(bench: Ben
     assert isinstance(alone, Embedded)
     row = np.frombuffer(result.vectors, "<f4").reshape(result.rows, -1)[7]
     assert float(np.abs(row - np.frombuffer(alone.vectors, "<f4")).max()) < 1e-4
-    store = await bench.control.client.jetstream().object_store(payload_store(NODE))
-    with pytest.raises(NotFoundError):  # how the library says that a store is empty: both objects are gone
-        await store.list(ignore_deletes=True)
+    assert await bench.stored() == 0  # both objects are gone
+
+
+async def test_a_large_request_that_is_refused_is_not_left(bench: Bench, embedder: DeploymentRow) -> None:
+    many = EmbedRequest(["word " * 210] * 1_001)
+    for row, code in ((embedder, Code.INPUT_TOO_LARGE), (deployment("nowhere"), Code.NOT_RESIDENT)):
+        with pytest.raises(Refusal) as caught:
+            await bench.invoker(row).invoke(many)
+        assert caught.value.code is code
+        assert await bench.stored() == 0
+
+
+async def test_who_cancels_a_call_leaves_no_work_behind(bench: Bench, writer: DeploymentRow) -> None:
+    replies: list[bytes] = []
+
+    class Listening(NatsWire):
+        async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+            replies.append(await super().request(subject, payload, timeout_s))
+            return replies[-1]
+
+    errands, targets = Errands(), [(NODE, str(bench.control.generation))]
+    invoker = Invoker(Listening(bench.wire.nats), writer, targets, errands=errands)
+    call = asyncio.create_task(invoker.invoke(GenerateRequest(prompt="x", deadline_ms=60_000)))
+    await bench.until(writer, in_flight=1)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await errands.done()
+    assert replies == [msgspec.msgpack.encode(Cancelled(True))]
+    await bench.until(writer, in_flight=0)
 
 
 async def test_a_reference_to_other_bytes_is_refused(bench: Bench, embedder: DeploymentRow) -> None:

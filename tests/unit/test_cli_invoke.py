@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import json
+import signal
 import wave
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,19 @@ import typer
 
 from schemas import subjects
 from schemas.codes import Code, Refusal
-from schemas.serving import Answer, ServeRequest
+from schemas.serving import Answer, Cancel, Cancelled, Failure, ServeRequest
 from schemas.tasks.audio import Audio, Segment, Spoken, Transcribed, TranscribeRequest
 from schemas.tasks.image import Classified, ClassifyRequest, Imagined, ImagineRequest, OcrRequest, Recognised
 from schemas.tasks.requests import Result
-from schemas.tasks.text import ChatMessage, Generated, GenerateRequest, Reranked, RerankRequest
-from services.cli.exits import OK, REFUSED, USAGE
+from schemas.tasks.text import ChatMessage, Embedded, Generated, GenerateRequest, Reranked, RerankRequest, TextChunk
+from services.cli.context import Context
+from services.cli.exits import INTERRUPTED, OK, REFUSED, USAGE
 from services.cli.invoke.asking import TAKES, Said, audio_of, request_of
-from services.cli.invoke.showing import save
+from services.cli.invoke.command import _streamed
+from services.cli.invoke.embedding import BUSY_WAITS_MAX
+from services.cli.screen.terminal import Terminal
+from services.client import Client
+from services.settings import Settings
 from tests.fake_wire import ARTIFACT, PROFILE, FakeWire, deployment, node, residency
 from tests.unit.test_cli_output import tenure, wire
 
@@ -30,12 +37,13 @@ SERVED = subjects.serve_subject("local", "3", "dep0123456789ab")
 
 
 def serving(wire: FakeWire, task: str, result: Result) -> list[Any]:
-    """A deployment of this task that gives this result; what it was asked."""
+    """A deployment of this task that gives this result; what it was asked, without what the client adds."""
     wire.put(node(), deployment(capability=task), residency())
     asked: list[Any] = []
 
     def answer(payload: bytes) -> bytes:
-        asked.append(msgspec.msgpack.decode(payload, type=ServeRequest))
+        request = msgspec.msgpack.decode(payload, type=ServeRequest)
+        asked.append(msgspec.structs.replace(request, deadline_ms=None, invocation_id=None))
         return msgspec.msgpack.encode(Answer(result, ARTIFACT, PROFILE, "3", 1.5))
 
     wire.answers[SERVED] = answer
@@ -113,17 +121,6 @@ def test_speech_is_written_as_wave_and_nothing_is_replaced_unasked(wire: FakeWir
     assert again.exit_code != OK
     assert "NAME_TAKEN" in again.stderr
     assert tenure("invoke", "search", "Hello", "--out", str(out), "--force").exit_code == OK
-    missing = tenure("invoke", "search", "Hello")
-    assert missing.exit_code == REFUSED
-    assert "--out" in missing.stderr
-
-
-def test_several_images_get_numbers(tmp_path: Path) -> None:
-    saved = save(Imagined([b"one", b"two"], 8, 8, 2, 7, False), tmp_path / "a.png", False)
-    assert [(path.name, path.read_bytes()) for path in saved] == [("a-1.png", b"one"), ("a-2.png", b"two")]
-    with pytest.raises(Refusal) as caught:
-        save(Imagined([b"one", b"two"], 8, 8, 2, 7, False), tmp_path / "a.png", False)
-    assert caught.value.code is Code.NAME_TAKEN
 
 
 def test_a_request_file_is_the_request(wire: FakeWire, tmp_path: Path) -> None:
@@ -160,6 +157,81 @@ def test_what_the_task_has_no_use_for_or_lacks_is_named(task: str, said: Said, o
     with pytest.raises(typer.BadParameter) as caught:
         request_of(task, said)
     assert caught.value.param_hint == option
+
+
+def test_a_request_file_takes_a_deadline(wire: FakeWire, tmp_path: Path) -> None:
+    serving(wire, "image_generation", Imagined([b"png"], 64, 64, 2, 7, False))
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({"type": "imagine", "prompt": "a door", "deadline_ms": 9_000}))
+    ran = tenure("invoke", "search", "--request", str(file), "--deadline-ms", "4000", "--json")
+    assert ran.exit_code == OK, ran.stderr
+    assert msgspec.msgpack.decode(dict(wire.sent)[SERVED], type=ServeRequest).deadline_ms == 4_000
+
+
+def test_ctrl_c_ends_the_invocation_at_the_worker(wire: FakeWire) -> None:
+    serving(wire, "rerank", Reranked([], [], [], []))
+    asked: list[Any] = []
+
+    async def interrupted(payload: bytes) -> bytes:
+        request = msgspec.msgpack.decode(payload, type=ServeRequest)
+        asked.append(request)
+        if isinstance(request, Cancel):
+            assert not wire.closed
+            return msgspec.msgpack.encode(Cancelled(True))
+        signal.raise_signal(signal.SIGINT)
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    wire.answers[SERVED] = interrupted
+    assert tenure("invoke", "search", "--query", "which?", "a").exit_code == INTERRUPTED
+    assert asked[1:] == [Cancel(asked[0].invocation_id)]
+
+
+async def test_a_text_that_cannot_be_shown_is_cancelled_at_once(
+    wire: FakeWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving(wire, "text_generation", Generated("", "stop", 1, 2))
+    wire.streams[SERVED] = [msgspec.msgpack.encode(TextChunk(0, "word "))]
+
+    class Gone:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    client = Client(wire, "tester")
+    context = Context(client, Terminal(), Settings())
+    monkeypatch.setattr("sys.stdout", Gone())
+    row, request = deployment(capability="text_generation"), GenerateRequest(prompt="p", stream=True)
+    with pytest.raises(BrokenPipeError) as caught:  # which holds on to what raised it
+        await _streamed(context, row, request, None)
+    sent = [msgspec.msgpack.decode(body, type=ServeRequest) for subject, body in wire.sent if subject == SERVED]
+    assert isinstance(sent[-1], Cancel), caught
+    await client.close()
+
+
+def test_many_texts_wait_for_a_queue_that_fills_in_between(wire: FakeWire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.cli.invoke.embedding.BUSY_WAIT_S", 0.0)
+    wire.put(node(), deployment(), residency())
+    busy = msgspec.msgpack.encode(Failure(Code.OVERLOADED, "full"))
+    vectors = [Embedded(bytes(4 * rows), rows, 1, [1] * rows, [False] * rows) for rows in (64, 1)]
+    first, last = (msgspec.msgpack.encode(Answer(each, ARTIFACT, PROFILE, "3", 1.0)) for each in vectors)
+    replies = [first, busy, busy, last]
+    wire.answers[SERVED] = lambda payload: replies.pop(0)
+    ran = tenure("invoke", "search", *(f"text {number}" for number in range(65)), "--json")
+    assert ran.exit_code == OK, ran.stderr
+    assert len(json.loads(ran.stdout)["embeddings"]) == 65
+    replies = [busy, first]
+    assert tenure("invoke", "search", "a text").exit_code == REFUSED  # nothing is lost: said at once
+    replies = [first, *[busy] * 100]
+    assert tenure("invoke", "search", *(f"text {number}" for number in range(65))).exit_code == REFUSED
+    assert len(replies) == 100 - BUSY_WAITS_MAX - 1
+
+
+def test_a_golden_answer_has_a_place_before_it_is_asked_for(wire: FakeWire, tmp_path: Path) -> None:
+    asked = serving(wire, "image_generation", Imagined([b"png"], 64, 64, 2, 7, False))
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({"type": "imagine", "prompt": "a door"}))
+    out = tmp_path / "gone" / "golden.json"
+    ran = tenure("golden", "record", "search", "door", "--request", str(file), "--out", str(out))
+    assert (ran.exit_code, asked) == (REFUSED, [])
 
 
 def test_values_out_of_range_are_usage_errors() -> None:

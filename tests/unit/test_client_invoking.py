@@ -14,8 +14,9 @@ from schemas.serving import Answer, ByReference, Cancel, Cancelled, Failure, Ser
 from schemas.tasks.text import Embedded, EmbedRequest, Generated, GenerateRequest, TextChunk
 from schemas.tokens import MESSAGE_BYTES_MAX
 from services.client import Client
-from tests.fake_wire import ARTIFACT, PROFILE, FakeWire, deployment, node, residency
+from tests.fake_wire import ARTIFACT, PROFILE, FakeWire, deployment, node, profile, residency
 
+PLACE = 2  # tables that say where a deployment is served
 SERVED = subjects.serve_subject("local", "3", "dep0123456789ab")
 encode = msgspec.msgpack.encode
 
@@ -62,13 +63,13 @@ async def test_a_large_request_goes_by_reference(wire: FakeWire, client: Client)
         return answer(vectors())
 
     wire.answers[SERVED] = take
-    await client.invoke(deployment(), EmbedRequest([text], deadline_ms=5_000))
-    assert stored == [EmbedRequest([text], deadline_ms=5_000)]
+    await client.invoke(deployment(), EmbedRequest([text], deadline_ms=5_000, invocation_id="one"))
+    assert stored == [EmbedRequest([text], deadline_ms=5_000, invocation_id="one")]
 
 
 async def test_a_request_beyond_every_bound_is_refused_before_it_is_sent(wire: FakeWire, client: Client) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("services.client.invoking.PAYLOAD_BYTES_MAX", 2 * MESSAGE_BYTES_MAX)
+        patch.setattr("services.client.payload.PAYLOAD_BYTES_MAX", 2 * MESSAGE_BYTES_MAX)
         with pytest.raises(Refusal) as caught:
             await client.invoke(deployment(), EmbedRequest(["x" * (2 * MESSAGE_BYTES_MAX)]))
     assert caught.value.code is Code.INPUT_TOO_LARGE
@@ -161,15 +162,16 @@ async def test_where_it_is_served_is_asked_once_in_a_while(
     wire: FakeWire, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire.answers[SERVED] = lambda payload: answer(vectors())
+    wire.put(profile())
     await client.invoke(deployment(), EmbedRequest(["a"]))
-    first = asked_tables(wire)
+    assert asked_tables(wire) == PLACE + 1  # the profile never changes
     await client.invoke(deployment(), EmbedRequest(["b"]))
-    assert asked_tables(wire) == first
+    assert asked_tables(wire) == PLACE + 1
     await client.invoke(deployment(), EmbedRequest(["c"]), "local")  # a node of one's own choice is another question
-    assert asked_tables(wire) == 2 * first
+    assert asked_tables(wire) == 2 * PLACE + 1
     monkeypatch.setattr("services.client.targets.TARGETS_SECONDS_MAX", 0.0)
     await client.invoke(deployment(), EmbedRequest(["d"]))
-    assert asked_tables(wire) == 3 * first
+    assert asked_tables(wire) == 3 * PLACE + 1
 
 
 async def test_an_invocation_follows_the_deployment_to_a_newer_generation(wire: FakeWire, client: Client) -> None:

@@ -1,8 +1,10 @@
 """Payloads by reference: requests and answers over the bus's limit, in this node's object store.
 
-Fetched bytes are checked for size and SHA-256 before anybody reads them, and a request's object is deleted once
-fetched. At most FETCHES_MAX are fetched at once, each within FETCH_SECONDS_MAX; what waits longer is OVERLOADED. The
-control plane makes the store; a worker without it can still do all that fits in a message.
+Fetched bytes are checked for size and SHA-256 before anybody reads them. A reference is good for one try: a request's
+object is deleted once fetched, and by `drop` when its request is refused without a whole fetch, so that what was
+refused does not fill the store for everybody. At most FETCHES_MAX are fetched at once, each within FETCH_SECONDS_MAX;
+what waits longer is OVERLOADED. The control plane makes the store; a worker without it can still do all that fits in a
+message.
 
 Chunks are asked for one by one. The client library would read them through a consumer, which a node's login may not
 have here: what a node writes, no consumer may carry on to a subject of the node's choice.
@@ -25,6 +27,7 @@ from schemas.serving import PAYLOAD_BYTES_MAX, ByReference, payload_store
 FETCHES_MAX = 4
 FETCHES_WAITING_MAX = 64
 FETCH_SECONDS_MAX = 60.0
+DROP_SECONDS_MAX = 5.0
 _FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError)
 
 
@@ -58,7 +61,7 @@ class References:
             found = f"holds {about.size} bytes; {reference.bytes} were announced"
             raise Refusal(Code.PAYLOAD_UNAVAILABLE, f"payload `{reference.object}` {found}")
         body = await self._chunks(f"$O.{self._name}.C.{about.nuid}", reference.bytes)
-        await self._delete(reference.object)
+        await self.drop(reference)
         if len(body) != reference.bytes or hashlib.sha256(body).hexdigest() != reference.sha256:
             raise Refusal(
                 Code.PAYLOAD_UNAVAILABLE, f"payload `{reference.object}` is not the bytes that were announced"
@@ -75,10 +78,12 @@ class References:
             last = message.seq or last + 1
         return bytes(whole)
 
-    async def _delete(self, name: str) -> None:
-        store = await self._js.object_store(self._name)
-        with contextlib.suppress(*_FAILURES):  # it ends by age as well
-            await store.delete(name)
+    async def drop(self, reference: ByReference) -> None:
+        """Delete the object, within a bound and quietly: what is gone already is no failure, and it ends by age."""
+        with contextlib.suppress(*_FAILURES):
+            async with asyncio.timeout(DROP_SECONDS_MAX):
+                store = await self._js.object_store(self._name)
+                await store.delete(reference.object)
 
     async def put(self, body: bytes) -> ByReference:
         """Store an answer; raises Refusal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,8 @@ from services.cli import options
 from services.cli.context import Context, run
 from services.cli.invoke import embedding
 from services.cli.invoke.asking import Said, request_in, request_of
-from services.cli.invoke.showing import check_out, save, show
+from services.cli.invoke.files import check_out, files_made, save
+from services.cli.invoke.showing import show
 from services.cli.screen.formats import short, span
 from services.cli.screen.plain import plain
 
@@ -101,6 +103,7 @@ def invoke_command(
     async def command(context: Context) -> None:
         row = await context.client.one(DeploymentRow, deployment)
         if row.capability == "embedding" and request is None:
+            check_out(0, out, force, as_json)
             wanted = embedding.read_texts(file, texts or [])
             answer = await embedding.embed(context.client, row, wanted, prompt, node, deadline_ms)
             embedding.show(context.terminal, row, answer)
@@ -114,8 +117,10 @@ def invoke_command(
             stop=stop or (), speaker=speaker, negative=negative, width=width, height=height, steps=steps,
             guidance=guidance, count=count, seed=seed, deadline_ms=deadline_ms,
         )  # fmt: skip
-        check_out(out, force)
         asked = request_in(request, row.capability) if request is not None else request_of(row.capability, said)
+        if deadline_ms is not None:
+            asked = msgspec.structs.replace(asked, deadline_ms=deadline_ms)
+        check_out(files_made(asked), out, force, as_json)
         await _ask(context, row, said, asked, node, out, force)
 
     run(as_json, command)
@@ -145,11 +150,12 @@ async def _ask(
 
 async def _streamed(context: Context, row: DeploymentRow, asked: Request, node: str | None) -> Answer:
     """Text as it comes; Ctrl-C ends the invocation at the worker as well."""
-    async for piece in context.client.stream(row, asked, node):
-        if isinstance(piece, TextChunk):
-            sys.stdout.write(plain(piece.text))
-            sys.stdout.flush()
-        else:
-            sys.stdout.write("\n")
-            return piece
+    async with contextlib.aclosing(context.client.stream(row, asked, node)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, TextChunk):
+                sys.stdout.write(plain(piece.text))
+                sys.stdout.flush()
+            else:
+                sys.stdout.write("\n")
+                return piece
     raise Refusal(Code.INTERNAL_ERROR, "the stream ended without an answer")

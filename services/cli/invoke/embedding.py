@@ -1,12 +1,14 @@
 """Embedding texts with a deployment, straight at the worker that holds it.
 
 Input lines of a file or of stdin are JSON strings, objects with `text`, or plain text. Many texts are sent in
-several requests of bounded size; one that is refused ends the command, and nothing partial is printed.
+several requests of bounded size; one that is refused ends the command, and nothing partial is printed. A queue at its
+bound is waited for, a bounded time, once something was computed.
 """
 
 from __future__ import annotations
 
 import array
+import asyncio
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +19,7 @@ from msgspec import Struct
 
 from projections.rows import DeploymentRow
 from schemas.codes import Code, Refusal
+from schemas.serving import Answer
 from schemas.tasks.text import Embedded as Vectors
 from schemas.tasks.text import EmbedRequest
 from services.cli.screen.formats import short, span
@@ -25,6 +28,8 @@ from services.client import Client
 
 BATCH_TEXTS = 64
 TEXTS_MAX = 100_000
+BUSY_WAITS_MAX = 60
+BUSY_WAIT_S = 0.5
 SHOWN_NUMBERS = 4
 SHOWN_CHARACTERS = 48
 
@@ -70,7 +75,8 @@ async def embed(
         part = list(texts[start : start + batch])
         began = time.perf_counter()
         request = EmbedRequest(part, prompt_name, deadline_ms=deadline_ms)
-        answer = await client.invoke(deployment, request, node_id)
+        waits = BUSY_WAITS_MAX if embeddings else 0
+        answer = await _invoke(client, deployment, request, node_id, waits)
         latency_ms += (time.perf_counter() - began) * 1_000
         result = answer.result
         if not isinstance(result, Vectors):
@@ -86,6 +92,20 @@ async def embed(
         deployment.id, deployment.artifact_id, deployment.profile_id, generation, dimensions, requests,
         latency_ms, compute_ms, embeddings,
     )  # fmt: skip
+
+
+async def _invoke(
+    client: Client, deployment: DeploymentRow, request: EmbedRequest, node_id: str | None, waits: int
+) -> Answer:
+    """The answer, after as many waits for a busy worker as are allowed."""
+    for _ in range(waits):
+        try:
+            return await client.invoke(deployment, request, node_id)
+        except Refusal as refusal:
+            if refusal.code is not Code.OVERLOADED:
+                raise
+        await asyncio.sleep(BUSY_WAIT_S)
+    return await client.invoke(deployment, request, node_id)
 
 
 def vectors(data: bytes, dimensions: int) -> list[list[float]]:

@@ -1,28 +1,17 @@
-"""What a person sees of an answer, and the files that sound and images are written to.
-
-Files are written under the name that was asked; one that exists is replaced only with `--force`. Several images get
-numbers before the suffix.
-"""
+"""What a person sees of an answer."""
 
 from __future__ import annotations
 
-import array
-import sys
-import wave
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.codes import Code, Refusal
-from schemas.tasks.audio import Audio, Spoken, Transcribed
+from schemas.tasks.audio import Spoken, Transcribed
 from schemas.tasks.image import Classified, ClassifyRequest, ImagesEmbedded, Imagined, Recognised
 from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import Generated, Reranked, RerankRequest
 from services.cli.invoke.asking import Said
 from services.cli.invoke.embedding import SHOWN_NUMBERS, vectors
 from services.cli.screen.terminal import Terminal
-
-PCM_MAX = 32_767
-
 
 Row = tuple[object, ...]
 
@@ -82,56 +71,6 @@ def _classified(said: Said, request: Request, result: Classified) -> list[Row]:
     labels = request.labels if isinstance(request, ClassifyRequest) else []
     images = zip(_names(said, len(result.scores)), result.scores, result.order, strict=True)
     return [(name, labels[label], f"{scores[label]:.4f}") for name, scores, order in images for label in order]
-
-
-def save(result: Result, out: Path | None, force: bool) -> list[Path]:
-    """Write the sound or images of a result; where there are some, `out` is needed. Raises Refusal."""
-    if not isinstance(result, Spoken | Imagined):
-        return []
-    if out is None:
-        raise Refusal(Code.INPUT_INVALID, "the result is a file; say where with --out, or use --json")
-    if isinstance(result, Spoken):
-        return [_write(out, force, lambda path: _write_wave(path, result.audio))]
-    paths = [out] if len(result.images) == 1 else [_numbered(out, n) for n in range(1, len(result.images) + 1)]
-    return [
-        _write(path, force, lambda path, image=image: path.write_bytes(image))  # type: ignore[misc]
-        for path, image in zip(paths, result.images, strict=True)
-    ]
-
-
-def check_out(out: Path | None, force: bool) -> None:
-    """Before anything is asked: an answer that could not be written would be lost."""
-    if out is not None and out.exists() and not force:
-        raise Refusal(Code.NAME_TAKEN, f"{out} exists; use another name or --force")
-    if out is not None and not out.absolute().parent.is_dir():
-        raise Refusal(Code.INPUT_INVALID, f"there is no folder {out.absolute().parent}")
-
-
-def _write(path: Path, force: bool, write: Callable[[Path], object]) -> Path:
-    if path.exists() and not force:
-        raise Refusal(Code.NAME_TAKEN, f"{path} exists; use another name or --force")
-    write(path)
-    return path
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.stem}-{number}{path.suffix}")
-
-
-def _write_wave(path: Path, audio: Audio) -> None:
-    """16-bit PCM, which every player knows; what is beyond full scale is held at it."""
-    samples = array.array("f")
-    samples.frombytes(audio.data)
-    if sys.byteorder == "big":
-        samples.byteswap()
-    numbers = array.array("h", (int(max(-1.0, min(1.0, value)) * PCM_MAX) for value in samples))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(audio.channels)
-        file.setsampwidth(2)
-        file.setframerate(audio.rate_hz)
-        file.writeframes(numbers.tobytes())
 
 
 def _names(said: Said, count: int) -> list[str]:

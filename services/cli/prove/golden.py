@@ -19,6 +19,7 @@ from schemas.tasks.golden import GOLDENS_MAX, GoldenProbe
 from services.cli import options
 from services.cli.context import Context, run
 from services.cli.invoke.asking import request_in
+from services.cli.invoke.files import check_place
 
 app = typer.Typer(no_args_is_help=True, help="Golden probes: inputs with expected results that a profile carries.")
 
@@ -44,6 +45,7 @@ def record_command(
     """Ask a deployment and add its answer to a file as what is expected from now on."""
 
     async def command(context: Context) -> None:
+        check_place(out)
         known = read_goldens(out) if out.exists() else []
         if any(probe.name == name for probe in known):
             raise Refusal(Code.NAME_TAKEN, f"{out} has a golden probe `{name}` already")
