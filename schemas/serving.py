@@ -33,12 +33,16 @@ def payload_store(node_id: str) -> str:
 
 
 class ByReference(Struct, frozen=True, tag="by_reference", forbid_unknown_fields=True):
-    """Where the message's bytes lie. `deadline_ms` counts from the receipt of this message, the fetch included."""
+    """Where the message's bytes lie. `deadline_ms` counts from the receipt of this message, the fetch included.
+
+    `invocation_id` is the request's own, so that it can be cancelled while it is fetched.
+    """
 
     object: Token
     bytes: Annotated[int, Meta(ge=1, le=PAYLOAD_BYTES_MAX)]
     sha256: Digest
     deadline_ms: DeadlineMs | None = None
+    invocation_id: Token | None = None
 
 
 class Cancel(Struct, frozen=True, tag="cancel", forbid_unknown_fields=True):

@@ -30,7 +30,7 @@ class Payload:
         self._wire = wire
         self._errands = errands
         self._body = _encode(request)
-        self._deadline_ms = request.deadline_ms
+        self._deadline_ms, self._invocation_id = request.deadline_ms, request.invocation_id
         self._stored: tuple[str, str] | None = None  # bucket and name
         self._reference = b""
 
@@ -48,7 +48,7 @@ class Payload:
             self._stored = bucket, name  # before it is there: a store that fails may have left a part
             await self._wire.store(bucket, name, self._body)
             digest = await asyncio.to_thread(lambda: hashlib.sha256(self._body).hexdigest())
-            self._reference = _encode(ByReference(name, size, digest, self._deadline_ms))
+            self._reference = _encode(ByReference(name, size, digest, self._deadline_ms, self._invocation_id))
         return self._reference
 
     def taken(self) -> None:

@@ -42,13 +42,16 @@ class Server:
         self._may_answer = may_answer
         self._references = References(client, node_id)
         self._fetching: set[asyncio.Task[None]] = set()
+        self._fetching_by_id: dict[tuple[str, str], asyncio.Task[None]] = {}  # deployment and invocation
         self._subscription: Subscription | None = None
+        self._closing = False
 
     async def open(self) -> None:
         subject = serve_subject(self._node_id, self._residents.generation, "*")
         self._subscription = await self._client.subscribe(subject, cb=self.handle)
 
     async def close(self) -> None:
+        self._closing = True
         for task in self._fetching:
             task.cancel()
         if self._subscription is not None:
@@ -78,16 +81,16 @@ class Server:
         request = _decoded(message.data)
         if isinstance(request, Cancel):  # also while it drains: what is under way may take long
             return Cancelled(self._cancel(deployment_id, request.invocation_id))
-        intake = self._intake(deployment_id)
         if isinstance(request, ByReference):
-            fetching = asyncio.create_task(self._fetch(message.subject, request, respond))
-            self._fetching.add(fetching)
-            fetching.add_done_callback(self._fetching.discard)
+            self._begin_fetch(deployment_id, request, respond)
             return None
-        intake.accept(request, message.data, respond)
+        self._intake(deployment_id).accept(request, message.data, respond)
         return None
 
     def _cancel(self, deployment_id: str, invocation_id: str) -> bool:
+        fetching = self._fetching_by_id.get((deployment_id, invocation_id))
+        if fetching is not None:
+            return fetching.cancel()
         resident = self._residents.get(deployment_id)
         if resident is None or resident.intake is None:
             raise Refusal(Code.NOT_RESIDENT, f"deployment `{deployment_id}` is not resident on this worker")
@@ -104,19 +107,38 @@ class Server:
             raise Refusal(Code.NOT_RESIDENT, f"deployment `{deployment_id}` is being unloaded")
         return resident.intake
 
-    async def _fetch(self, subject: str, reference: ByReference, respond: Respond) -> None:
-        """The request behind the reference takes the way of any other; what the fetch took is off its deadline."""
+    def _begin_fetch(self, deployment_id: str, reference: ByReference, respond: Respond) -> None:
+        fetching = asyncio.create_task(self._fetch(deployment_id, reference, respond))
+        self._fetching.add(fetching)
+        fetching.add_done_callback(self._fetching.discard)
+        if reference.invocation_id is not None:
+            key = (deployment_id, reference.invocation_id)
+            self._fetching_by_id[key] = fetching
+            fetching.add_done_callback(lambda _: self._fetching_by_id.pop(key, None))
+
+    async def _fetch(self, deployment_id: str, reference: ByReference, respond: Respond) -> None:
+        """The request behind the reference takes the way of any other; what the fetch took is off its deadline.
+
+        What is refused without a fetch is dropped from the store.
+        """
         begun = time.monotonic()
         try:
-            body = await self._references.fetch(reference)
+            try:
+                self._intake(deployment_id)
+                body = await self._references.fetch(reference)
+            except asyncio.CancelledError:
+                if self._closing:
+                    raise
+                raise Refusal(Code.INVOCATION_CANCELLED, "it was cancelled while its request was fetched") from None
             request = _decoded(body)
             if isinstance(request, Cancel | ByReference):
                 raise Refusal(Code.INPUT_INVALID, "a reference leads to a request of the deployment's task")
             deadline_ms = request.deadline_ms or reference.deadline_ms
             left = None if deadline_ms is None else max(deadline_ms - (time.monotonic() - begun) * 1_000.0, 1.0)
-            self._intake(subject.rpartition(".")[2]).accept(request, body, respond, left)
+            self._intake(deployment_id).accept(request, body, respond, left)
         except Refusal as refusal:
             await respond(_encode(failure(refusal.code, refusal.message)))
+            await self._references.drop(reference)
 
     async def _respond(self, message: Msg, body: bytes) -> None:
         if not self._may_answer():
