@@ -6,8 +6,9 @@ streamed gets `TextChunk`s on the same reply subject before it.
 
 A request or an answer over the bus's limit goes by reference: its bytes lie in the node's object store (see
 `payload_store`) under a random name, and `ByReference` travels in its place. Whoever fetches checks size and SHA-256.
-The worker deletes a request's object when it has fetched it, the client an answer's; what nobody fetches ends after
-PAYLOAD_AGE_SECONDS_MAX. Each node has a store of its own, so that no node's login reads what is for another.
+The worker deletes a request's object when it has fetched or refused it, the client an answer's, and a request's that no
+worker took; what nobody deletes ends after PAYLOAD_AGE_SECONDS_MAX. Each node has a store of its own, so that no
+node's login reads what is for another.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ async def test_a_large_request_goes_by_reference(wire: FakeWire, client: Client)
         assert isinstance(reference, ByReference)
         body = wire.objects[(payload_store("local"), reference.object)]
         assert (len(body), hashlib.sha256(body).hexdigest()) == (reference.bytes, reference.sha256)
-        assert reference.deadline_ms == 5_000
+        assert (reference.deadline_ms, reference.invocation_id) == (5_000, "one")
         stored.append(msgspec.msgpack.decode(body, type=ServeRequest))
         return answer(vectors())
 
