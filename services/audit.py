@@ -16,6 +16,7 @@ from projections.rows import TABLES, Row
 from projections.tables import as_json
 from schemas.events import Event, decode_event
 from services.control.intake import signature_valid
+from services.database.options import with_bounds
 from services.eventlog.port import EventLog, LogRow
 from services.eventlog.postgres import PostgresLog
 
@@ -91,7 +92,7 @@ async def audit(
 
 def read_tables(dsn: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]] | None:
     """All projected rows and the position they stand for, in one snapshot; None before the first projector."""
-    with psycopg.connect(dsn, row_factory=dict_row) as conn:
+    with psycopg.connect(with_bounds(dsn), row_factory=dict_row) as conn:
         conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         there = conn.execute("SELECT to_regclass('view.tracking') AS there").fetchone()
         if there is None or there["there"] is None:

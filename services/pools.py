@@ -1,4 +1,4 @@
-"""psycopg's connection pools, made to find a database that is back within LOOK_AGAIN_S.
+"""psycopg's connection pool, made to find a database that is back within LOOK_AGAIN_S.
 
 By itself a pool looks again after 1, 2, 4, 8, … seconds, so that a database seems away for up to twice as long as it
 was. Few processes of ours share one database, so a steady look costs it little. `psycopg_pool` has no setting for
@@ -24,13 +24,3 @@ class _Steady(AttemptWithBackoff):
 class SteadyPool(AsyncConnectionPool[Any]):
     async def _add_connection(self, attempt: AttemptWithBackoff | None, growing: bool = False) -> None:
         await super()._add_connection(attempt or _Steady(timeout=self.reconnect_timeout), growing)
-
-
-def look_steadily(pool: Any) -> None:
-    """The same for a pool with threads that somebody else has made."""
-    add_connection = pool._add_connection
-
-    def steadily(attempt: AttemptWithBackoff | None, growing: bool = False) -> None:
-        add_connection(attempt or _Steady(timeout=pool.reconnect_timeout), growing)
-
-    pool._add_connection = steadily

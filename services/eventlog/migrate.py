@@ -11,7 +11,8 @@ from importlib.resources import files
 
 import psycopg
 
-from services.eventlog.postgres import EVENTS_TABLE, SCHEMA, TenureRecorder, open_datastore
+from services.database.options import with_bounds
+from services.eventlog.postgres import SCHEMA, TenureRecorder
 from services.settings import Settings
 
 MIGRATION_LOCK = 7_368_123_001  # arbitrary, ours
@@ -19,14 +20,10 @@ MIGRATION_LOCK = 7_368_123_001  # arbitrary, ours
 
 def migrate(dsn: str) -> None:
     """Create what is missing. Raises psycopg.Error where the database cannot be reached or refuses."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with psycopg.connect(with_bounds(dsn), autocommit=True) as conn:
         conn.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))
         conn.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-        datastore = open_datastore(dsn)
-        try:
-            TenureRecorder(datastore, events_table_name=EVENTS_TABLE).create_table()
-        finally:
-            datastore.close()
+        TenureRecorder(conn).create_table()
         conn.execute(files("services.eventlog").joinpath("schema.sql").read_text().encode())
 
 

@@ -1,40 +1,33 @@
 """The EventLog in PostgreSQL: the `eventsourcing` library's recorder, with receipts and an epoch.
 
-The library owns the table, the connections and the retries. Appending follows its locking path: the table's
-EXCLUSIVE lock comes first, so that positions become visible in order. Its ENABLE_DB_FUNCTIONS is never on,
-because that path does not lock and lets a tailing reader skip events. Ours differs in how it is sent: one
-function (`append_events` in schema.sql) locks, checks the epoch, and inserts events and receipts, so that a
-commit is one round trip instead of several; the parameters are hand-built binary arrays; and there is no
+The library owns the table; the connections are `Link`s of ours, on which every call ends. Appending follows the
+library's locking path: the table's EXCLUSIVE lock comes first, so that positions become visible in order. Its
+ENABLE_DB_FUNCTIONS is never on, because that path does not lock and lets a tailing reader skip events. Ours differs in
+how it is sent: one function (`append_events` in schema.sql) locks, checks the epoch, and inserts events and receipts,
+so that a commit is one round trip instead of several; the parameters are hand-built binary arrays; and there is no
 NOTIFY, since wake-ups go over the bus and are only hints.
 
 * The epoch: rows go in only while `leadership.epoch` is the caller's. Taking over holds the same lock, so an
   append is decided wholly before or wholly after it.
 * The receipts of the commands in the group go in with the position of each one's last event.
 
-The library repeats an append whose connection broke. If the lost one had landed, the repeat meets its own
-receipts: ReceiptExists then means "look at the receipts" before anything else.
+An append whose connection broke is repeated. If the lost one had landed, the repeat meets its own receipts:
+ReceiptExists then means "look at the receipts" before anything else. One that is given up (LogUnavailable) may have
+landed, but does not land later: the link ends its session before the log is read again.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import psycopg
-from eventsourcing.persistence import (
-    IntegrityError,
-    InterfaceError,
-    OperationalError,
-    PersistenceError,
-    StoredEvent,
-)
+from eventsourcing.persistence import StoredEvent
 from eventsourcing.postgres import PostgresApplicationRecorder, PostgresDatastore
-from eventsourcing.utils import retry
-from psycopg.conninfo import conninfo_to_dict
 
+from services.database.connection import BoundedConnection
+from services.database.link import Call, Link, T
 from services.eventlog.arrays import BigintArray, ByteaArray, NullableBigintArray, TextArray, register_arrays
 from services.eventlog.port import (
     Leader,
@@ -48,13 +41,9 @@ from services.eventlog.port import (
     Superseded,
     VersionConflict,
 )
-from services.pools import look_steadily
 
 SCHEMA = "tenure"
 EVENTS_TABLE = "stored_events"
-CONNECT_TIMEOUT_S = 5.0
-RETRIES_MAX, RETRY_S = 10, 0.2  # as the library has them
-
 APPEND = f"SELECT * FROM {SCHEMA}.append_events(%s, %s, %s, %s, %s, %s, %s, %s, %s)"  # noqa: S608 - our own names
 EPOCH_OVER = "TN001"  # raised by append_events
 COLUMNS = "notification_id, originator_id, originator_version, topic, state"
@@ -77,14 +66,34 @@ WHERE epoch = coalesce(%s, epoch) RETURNING epoch
 RENEW_EPOCH = f"UPDATE {SCHEMA}.leadership SET said_at = clock_timestamp() WHERE epoch = %s RETURNING epoch"  # noqa: S608
 EVERYTHING = 2**62
 
-T = TypeVar("T")
+
+class Datastore(PostgresDatastore):
+    """The library's datastore on a connection that is there already."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        super().__init__(
+            dbname="", host="", port="", user="", password="", schema=SCHEMA, originator_id_type="text",
+            enable_db_functions=False,
+        )  # fmt: skip
+        self._conn = conn
+
+    @contextmanager
+    def get_connection(self) -> Iterator[psycopg.Connection[Any]]:
+        yield self._conn
+
+    def register_type_adapters(self) -> None:
+        """Nothing of ours is sent as the library's composite type, so nobody needs to look it up."""
 
 
 class TenureRecorder(PostgresApplicationRecorder):
     """The library's recorder; `insert_events` takes our keyword arguments `epoch` and `receipts`."""
 
-    @retry((InterfaceError, OperationalError), max_attempts=RETRIES_MAX, wait=RETRY_S)
-    def insert_events(
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        super().__init__(Datastore(conn), events_table_name=EVENTS_TABLE)
+        if self.datastore.enable_db_functions:
+            raise RuntimeError("ENABLE_DB_FUNCTIONS lets tailing readers skip events; it must be off")
+
+    def insert_events(  # type: ignore[override]  # nothing is appended without an epoch
         self, stored_events: Sequence[StoredEvent], *, epoch: int, receipts: Sequence[NewReceipt] = (), **_: Any
     ) -> Sequence[int]:
         # A receipt says how far from the end of the batch its last event is: only the database knows positions.
@@ -100,122 +109,92 @@ class TenureRecorder(PostgresApplicationRecorder):
             ByteaArray([receipt.outcome for receipt in receipts]),
             NullableBigintArray([None if r.last_event is None else last - r.last_event for r in receipts]),
         )
-        with self.datastore.get_connection() as conn, conn.cursor(row_factory=_tuples) as curs:
+        conn: Any
+        with self.datastore.get_connection() as conn, conn.cursor() as curs:
             return [row[0] for row in curs.execute(APPEND, parameters, prepare=True)]
 
 
 class PostgresLog:
-    """EventLog on one connection; calls queue up in order.
+    """EventLog on one connection, on which calls queue up in order; LogUnavailable comes within `link.CALL_S`.
 
     The connection has a thread of its own, so that a slow database does not keep the loop from other work. A
     process that has no other work (`in_loop`) spares itself the two changes of thread for each call.
+
+    Leadership is renewed on a second connection, with a thread of its own: it must not wait behind an append.
     """
 
     def __init__(self, dsn: str, *, in_loop: bool = False) -> None:
         self._in_loop = in_loop
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="eventlog")
-        self._closed = False
-        self._datastore = open_datastore(dsn)
-        self._recorder = TenureRecorder(self._datastore, events_table_name=EVENTS_TABLE)
-        if self._datastore.enable_db_functions:
-            raise RuntimeError("ENABLE_DB_FUNCTIONS lets tailing readers skip events; it must be off")
+        self._link = Link(dsn, "eventlog", self._prepare)
+        self._leadership = Link(dsn, "leadership")
+        self._recorder: TenureRecorder  # of the present connection
 
     async def append(self, events: Sequence[NewEvent], receipts: Sequence[NewReceipt], epoch: int) -> list[int]:
-        return await self._call(self._append, events, receipts, epoch)
+        stored = [StoredEvent(event.stream, event.version, event.topic, event.state) for event in events]
+        return await self._call(
+            self._link, lambda conn: list(self._recorder.insert_events(stored, receipts=receipts, epoch=epoch))
+        )
 
     async def read(self, after: int, limit: int) -> list[LogRow]:
-        return await self._call(self._read, READ, (after, limit))
+        return await self._read(READ, (after, limit))
 
     async def read_streams(self, streams: Sequence[str], up_to: int | None = None) -> list[LogRow]:
         bound = EVERYTHING if up_to is None else up_to
-        return await self._call(self._read, READ_STREAMS, (TextArray(list(streams)), bound))
+        return await self._read(READ_STREAMS, (TextArray(list(streams)), bound))
 
     async def receipts(self, command_ids: Sequence[str]) -> dict[str, Receipt]:
-        rows = await self._call(self._rows, READ_RECEIPTS, (TextArray(list(command_ids)),))
+        rows = await self._rows(self._link, READ_RECEIPTS, (TextArray(list(command_ids)),))
         return {row[0]: Receipt(bytes(row[1]), bytes(row[2]), row[3]) for row in rows}
 
     async def last_position(self) -> int:
-        return int((await self._call(self._rows, LAST, ()))[0][0])
+        return int((await self._rows(self._link, LAST, ()))[0][0])
 
     async def leader(self) -> Leader:
-        rows = await self._call(self._rows, LEADER, ())
+        rows = await self._rows(self._link, LEADER, ())
         if not rows:
             raise LogUnavailable("the leadership row is missing; run the migration")
         return Leader(*rows[0])
 
     async def take_epoch(self, holder: str, expected: int | None = None) -> int | None:
-        return await self._call(self._take_epoch, holder, expected)
+        def take(conn: BoundedConnection) -> int | None:
+            with conn.transaction(), conn.cursor() as curs:
+                self._recorder._lock_table(curs)
+                row = curs.execute(TAKE_EPOCH, (holder, expected)).fetchone()
+                return int(row[0]) if row is not None else None
+
+        return await self._call(self._link, take)
 
     async def renew_epoch(self, epoch: int) -> bool:
-        return bool(await self._call(self._rows, RENEW_EPOCH, (epoch,)))
+        return bool(await self._rows(self._leadership, RENEW_EPOCH, (epoch,)))
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._datastore.close)
-        self._executor.shutdown(wait=False)
+        await self._link.close()
+        await self._leadership.close()
 
-    async def _call(self, function: Callable[..., T], *args: Any) -> T:
+    def _prepare(self, conn: BoundedConnection) -> None:
+        register_arrays(conn)
+        self._recorder = TenureRecorder(conn)
+
+    async def _rows(self, link: Link, query: str, parameters: tuple[Any, ...]) -> list[Any]:
+        def read(conn: BoundedConnection) -> list[Any]:
+            with conn.cursor(binary=True) as curs:
+                return curs.execute(query, parameters, prepare=True).fetchall()
+
+        return await self._call(link, read)
+
+    async def _read(self, query: str, parameters: tuple[Any, ...]) -> list[LogRow]:
+        return [LogRow(*row) for row in await self._rows(self._link, query, parameters)]
+
+    async def _call(self, link: Link, work: Call[T]) -> T:
         try:
-            if self._in_loop:
-                return function(*args)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, functools.partial(function, *args))
+            return await link.call(work, in_loop=self._in_loop)
         except psycopg.Error as error:
-            raise LogUnavailable(str(error)) from error
-        except PersistenceError as error:
             raise _as_log_error(error) from error
 
-    def _append(self, events: Sequence[NewEvent], receipts: Sequence[NewReceipt], epoch: int) -> list[int]:
-        stored = [StoredEvent(event.stream, event.version, event.topic, event.state) for event in events]
-        return list(self._recorder.insert_events(stored, receipts=receipts, epoch=epoch) or ())
 
-    def _rows(self, query: str, parameters: tuple[Any, ...]) -> list[Any]:
-        with self._datastore.get_connection() as conn, conn.cursor(binary=True, row_factory=_tuples) as curs:
-            return curs.execute(query, parameters, prepare=True).fetchall()
-
-    def _read(self, query: str, parameters: tuple[Any, ...]) -> list[LogRow]:
-        with self._datastore.get_connection() as conn, conn.cursor(binary=True, row_factory=_tuples) as curs:
-            return [LogRow(*row) for row in curs.execute(query, parameters, prepare=True).fetchall()]
-
-    def _take_epoch(self, holder: str, expected: int | None) -> int | None:
-        with self._datastore.get_connection() as conn, conn.transaction(), conn.cursor(row_factory=_tuples) as curs:
-            self._recorder._lock_table(curs)
-            row = curs.execute(TAKE_EPOCH, (holder, expected)).fetchone()
-            return int(row[0]) if row is not None else None
-
-
-def open_datastore(dsn: str) -> PostgresDatastore:
-    """The library's datastore for a libpq DSN or URI, with every option of the DSN kept."""
-    options = conninfo_to_dict(dsn)
-    datastore = PostgresDatastore(
-        dbname=str(options.get("dbname") or ""), host=str(options.get("host") or ""),
-        port=str(options.get("port") or 5432), user=str(options.get("user") or ""), password="",
-        pool_size=1, connect_timeout=CONNECT_TIMEOUT_S, schema=SCHEMA, originator_id_type="text",
-        enable_db_functions=False,
-    )  # fmt: skip
-    pool: Any = datastore.pool
-    pool.kwargs = {"row_factory": pool.kwargs["row_factory"], "connect_timeout": int(CONNECT_TIMEOUT_S), **options}
-    configure = pool._configure
-
-    def with_arrays(conn: psycopg.Connection[Any]) -> None:
-        configure(conn)
-        register_arrays(conn)
-
-    pool._configure = with_arrays
-    look_steadily(pool)
-    return datastore
-
-
-def _tuples(cursor: Any) -> Any:
-    return psycopg.rows.tuple_row(cursor)
-
-
-def _as_log_error(error: PersistenceError) -> LogError:
-    cause = error.__cause__
-    if isinstance(cause, psycopg.Error) and cause.sqlstate == EPOCH_OVER:
+def _as_log_error(error: psycopg.Error) -> LogError:
+    if error.sqlstate == EPOCH_OVER:
         return Superseded(str(error))
-    if isinstance(error, IntegrityError) and isinstance(cause, psycopg.Error):
-        return ReceiptExists(str(error)) if cause.diag.table_name == "receipts" else VersionConflict(str(error))
+    if isinstance(error, psycopg.IntegrityError):
+        return ReceiptExists(str(error)) if error.diag.table_name == "receipts" else VersionConflict(str(error))
     return LogUnavailable(str(error))

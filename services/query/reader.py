@@ -21,6 +21,8 @@ from projections.rows import TABLES
 from projections.tables import PROJECTION
 from schemas.codes import ADVICE, Code
 from schemas.queries import Query, QueryReply
+from services.database.connection import BoundedAsyncConnection, Silence
+from services.database.options import with_bounds
 from services.pools import SteadyPool
 
 log = structlog.get_logger()
@@ -29,7 +31,8 @@ RECEIPTS = "receipt"
 PREFIX_MIN = 4
 POLL_S = 0.01  # only while a query waits; a wake-up for each projected batch would cost more
 POOL_MAX = 4
-POOL_TIMEOUT_S = 5.0
+POOL_TIMEOUT_S = 4.0
+SILENCE_S = 4.0  # of the server; whoever asked has given up by then
 
 POSITION = """
 SELECT t.position, coalesce((SELECT max(notification_id) FROM tenure.stored_events), 0) AS newest,
@@ -42,8 +45,8 @@ RECEIPT = "SELECT command_id, outcome, position FROM tenure.receipts WHERE comma
 class Reader:
     def __init__(self, dsn: str) -> None:
         self._pool = SteadyPool(
-            dsn, min_size=1, max_size=POOL_MAX, open=False, timeout=POOL_TIMEOUT_S,
-            kwargs={"autocommit": True, "row_factory": dict_row},
+            with_bounds(dsn), connection_class=BoundedAsyncConnection, configure=_bound, min_size=1, max_size=POOL_MAX,
+            open=False, timeout=POOL_TIMEOUT_S, kwargs={"autocommit": True, "row_factory": dict_row},
         )  # fmt: skip
 
     async def open(self) -> None:
@@ -66,7 +69,7 @@ class Reader:
             try:
                 return await self._answer(table, query, until)
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                if isinstance(error, PoolTimeout) or not _connection_broke(error):
+                if isinstance(error, PoolTimeout | Silence) or not _connection_broke(error):
                     raise
                 log.info("query.connection_broke", error=str(error))
         return await self._answer(table, query, until)
@@ -132,6 +135,10 @@ class Reader:
             return QueryReply()
         outcome: dict[str, Any] = msgspec.json.decode(bytes(row["outcome"]))
         return QueryReply([{"id": row["command_id"], **outcome, "position": row["position"]}], row["position"] or 0)
+
+
+async def _bound(conn: BoundedAsyncConnection) -> None:
+    conn.silence_s = SILENCE_S
 
 
 def _connection_broke(error: psycopg.Error) -> bool:

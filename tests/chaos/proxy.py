@@ -147,13 +147,16 @@ class Proxy:
         """What waits to be delivered."""
         return [chunk for way in self._ways for _, chunk in way.waiting]
 
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(HOST, self._port_of())
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._cut:
             writer.transport.abort()
             return
         try:
             async with asyncio.timeout(CONNECT_S):
-                far_reader, far_writer = await asyncio.open_connection(HOST, self._port_of())
+                far_reader, far_writer = await self._open()
         except (OSError, TimeoutError):
             writer.transport.abort()
             return

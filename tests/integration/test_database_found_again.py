@@ -21,9 +21,9 @@ import pytest
 import pytest_asyncio
 
 from schemas.queries import Query
-from services.embedded.postgres import PostgresServer
+from services.embedded.postgres import ROLE, PostgresServer
 from services.eventlog.migrate import migrate
-from services.eventlog.port import LogUnavailable
+from services.eventlog.port import LogUnavailable, NewEvent
 from services.eventlog.postgres import PostgresLog
 from services.projector.store import ViewStore
 from services.query.reader import POOL_MAX, Reader
@@ -100,16 +100,20 @@ async def test_everybody_finds_a_database_that_is_back(server: PostgresServer, u
     assert max(late.values()) < FOUND_S_MAX, late
 
 
-async def test_a_connection_that_breaks_under_a_projection_is_no_defect(users: Users) -> None:
-    """The projector drops what it has in memory and goes on from the tables; nothing ends."""
+async def test_a_connection_that_breaks_under_a_call_is_no_defect(server: PostgresServer, users: Users) -> None:
+    """The call is repeated on another one; nothing ends, and nobody is told that the database is away."""
     position = await users.store.prepare()
-    assert await users.store.write({}, position, position)
-    with psycopg.connect(users.store._dsn) as other:
-        other.execute("SELECT pg_terminate_backend(%s)", (users.store._connection().info.backend_pid,))
-    with pytest.raises(LogUnavailable):
-        await users.store.write({}, position, position)
-    assert await users.store.prepare() == position
-    assert await users.store.write({}, position, position)
+    epoch = await users.log.take_epoch("a")
+    assert epoch is not None
+    with psycopg.connect(server.dsn(), autocommit=True) as other:
+        for number in range(2):
+            mine = (
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s AND pid <> pg_backend_pid()"
+            )
+            other.execute(mine, (ROLE,))
+            assert await users.store.write({}, position, position)
+            assert await users.log.append([NewEvent("node-a", number + 1, "node.enabled.v1", b"{}")], [], epoch)
+            assert await users.log.renew_epoch(epoch)
 
 
 @pytest.mark.parametrize("table", ["node", "receipt"])

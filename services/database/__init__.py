@@ -1,0 +1,1 @@
+"""Connections to PostgreSQL, made so that every call on one ends."""
