@@ -123,7 +123,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "diffusers": Entry(
         path="worker.adapters.image.diffusion:DiffusionAdapter",
-        version="1",
+        version="2",
         tasks=("image_generation",),
         packages=("torch", "transformers", "diffusers", "safetensors", "pillow"),
         imports=(

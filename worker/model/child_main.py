@@ -14,13 +14,12 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections import deque
 from pathlib import Path
 
 import msgspec
 
-from schemas.codes import Code, Refusal
+from schemas.codes import Code
 from schemas.evidence import Health
 from schemas.profiles import RuntimeProfile
 from schemas.serving import Answer
@@ -28,6 +27,7 @@ from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import TextChunk
 from worker.adapters import registry
 from worker.adapters.contract import RuntimeAdapter
+from worker.adapters.guard import refusal_of
 from worker.adapters.torch_runtime import AloneTurn
 from worker.memory.allocator import AllocatorReading, read_allocator
 from worker.model import frames
@@ -37,13 +37,8 @@ from worker.sandbox import kernel, proof
 EXIT_DONE = 0
 EXIT_PARENT_GONE = 70
 PROCESS_NAME = "tenure-model"  # as process lists show it, however it was started
-TRACE_CHARACTERS_MAX = 2_000
 FRAMES_AHEAD_MAX = 64  # read in one look while a batch is computed
 ANSWER_BYTES_MAX = frames.FRAME_BYTES_MAX - 1024 * 1024  # of the answers in one frame, framing left out
-
-# What runtimes say when memory is short, where they have no exception type of their own for it.
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "not enough memory")
-
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _encoder = msgspec.msgpack.Encoder()
@@ -146,12 +141,9 @@ class Child:
         answer: frames.Answer | None
         try:
             answer = self.answer(request)
-        except Refusal as refusal:
-            answer = frames.Refused(refusal.code, refusal.message)
-        except MemoryError as error:
-            answer = frames.Refused(Code.OUT_OF_MEMORY, f"memory ran out: {error}")
         except Exception as error:  # noqa: BLE001 - whatever a runtime raises becomes a typed answer
-            answer = _refusal_of(request, error)
+            loading = isinstance(request, frames.Prepare | frames.Start)
+            answer = refusal_of(error, Code.LOAD_FAILED if loading else Code.INTERNAL_ERROR)
         if answer is not None:
             frames.send_answer(self._link, answer)
         return not isinstance(request, frames.Unload)
@@ -183,15 +175,6 @@ class LinkTurn:
 
     def partial(self, index: int, chunk: TextChunk) -> None:
         frames.send_answer(self._link, frames.Partial(self._number, index, _encoder.encode(chunk)))
-
-
-def _refusal_of(request: frames.Request, error: Exception) -> frames.Refused:
-    text = f"{type(error).__name__}: {error}"
-    if type(error).__name__ == "OutOfMemoryError" or any(sign in text for sign in _OUT_OF_MEMORY):
-        return frames.Refused(Code.OUT_OF_MEMORY, text[:TRACE_CHARACTERS_MAX])
-    traceback.print_exc(file=sys.stderr)  # the parent keeps the end of it
-    code = Code.LOAD_FAILED if isinstance(request, frames.Prepare | frames.Start) else Code.INTERNAL_ERROR
-    return frames.Refused(code, text[:TRACE_CHARACTERS_MAX])
 
 
 def die_with(parent_pid: int) -> bool:

@@ -21,6 +21,7 @@ from schemas.tasks.audio import Audio, SpeakRequest, Spoken
 from schemas.tasks.requests import Request, Result
 from worker.adapters.contract import Inspection, Turn
 from worker.adapters.folder import ModelFolder
+from worker.adapters.guard import Guarded
 from worker.adapters.torch_runtime import TorchAdapter
 from worker.model.frames import Refused
 
@@ -78,17 +79,15 @@ class SpeechAdapter(TorchAdapter):
         return ""
 
     def answer(self, requests: Sequence[Request], turn: Turn) -> list[Result | Refused]:
-        answers: list[Result | Refused] = []
+        answers: dict[int, Result | Refused] = {}
         for index, request in enumerate(requests):
-            try:
+            with Guarded(index, answers):
                 if turn.stopped(index):
                     raise Refusal(Code.INVOCATION_CANCELLED, "nobody waits for it any more")
                 if not isinstance(request, SpeakRequest):
                     raise Refusal(Code.INPUT_INVALID, "this deployment turns text into speech")
-                answers.append(self._speak(request))
-            except Refusal as refusal:
-                answers.append(Refused(refusal.code, refusal.message))
-        return answers
+                answers[index] = self._speak(request)
+        return [answers[index] for index in range(len(requests))]
 
     def _speak(self, request: SpeakRequest) -> Spoken:
         speaker = self._speaker(request)

@@ -2,15 +2,17 @@
 
 Audio goes through `sound`, is cut into pieces of at most the profile's `chunk_seconds` (30 at most: what the model
 was built for) and each piece is decoded by itself, several together in a batch. Nothing is cut off: the pieces are the
-whole sound. Decoding is greedy; what the files say about sampling, beams and fallbacks would be a setting outside the
-profile and is taken out. A piece whose text reaches the bound on new tokens is told by `truncated`.
+whole sound. However many requests come together, one sound at a time is held, and the pieces of one batch. Decoding is
+greedy; what the files say about sampling, beams and fallbacks would be a setting outside the profile and is taken out.
+A piece whose text reaches the bound on new tokens is told by `truncated`.
 
 No samples give an empty text. A language or a translation asked of a model that knows one language is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,9 +23,10 @@ from schemas.codes import Code, Refusal
 from schemas.profiles import AudioSettings
 from schemas.tasks.audio import Audio, Segment, Transcribed, TranscribeRequest
 from schemas.tasks.requests import Request, Result
-from worker.adapters.audio.sound import Sound, chunks_of, sound_of
+from worker.adapters.audio.sound import chunks_of, sound_of
 from worker.adapters.contract import Inspection, Turn
 from worker.adapters.folder import ModelFolder
+from worker.adapters.guard import Answers, Guarded
 from worker.adapters.torch_runtime import TorchAdapter
 from worker.model.frames import Refused
 
@@ -34,16 +37,23 @@ PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 class _Piece(Struct, eq=False):
-    """One piece of one request: what goes in, and what came out."""
+    """One piece of one request: where it is, and what came out."""
 
     index: int  # of the request
-    samples: Any
     begin_s: float
     end_s: float
     segments: list[Segment] = []
     text: str = ""
     truncated: bool = False
     unsound: bool = False
+
+
+class _Heard(Struct, eq=False):
+    """What is kept of a request's sound."""
+
+    seconds: float
+    conversions: list[str]
+    pieces: list[_Piece] = []
 
 
 class WhisperAdapter(TorchAdapter):
@@ -109,26 +119,18 @@ class WhisperAdapter(TorchAdapter):
 
     def answer(self, requests: Sequence[Request], turn: Turn) -> list[Result | Refused]:
         answers: dict[int, Result | Refused] = {}
-        sounds: dict[int, Sound] = {}
-        pieces: dict[tuple[str | None, bool], list[_Piece]] = {}
+        audios: dict[tuple[str | None, bool], dict[int, Audio]] = {}
         for index, request in enumerate(requests):
-            try:
+            with Guarded(index, answers):
                 if not isinstance(request, TranscribeRequest):
                     raise Refusal(Code.INPUT_INVALID, "this deployment turns speech into text")
                 self._check_language(request)
-                sounds[index] = sound_of(request.audio, self.settings, self.rate_hz)
-                cut = self._pieces(index, sounds[index])
-            except Refusal as refusal:
-                answers[index] = Refused(refusal.code, refusal.message)
-                continue
-            pieces.setdefault((request.language, request.translate), []).extend(cut)
-        for (language, translate), group in pieces.items():
-            self._decode_all(group, language, translate, turn)
-        by_request: dict[int, list[_Piece]] = {index: [] for index in sounds}
-        for piece in (piece for group in pieces.values() for piece in group):
-            by_request[piece.index].append(piece)
-        for index in by_request.keys() - answers.keys():
-            answers[index] = self._transcribed(index, sounds[index], by_request[index], turn)
+                audios.setdefault((request.language, request.translate), {})[index] = request.audio
+        heard: dict[int, _Heard] = {}
+        for (language, translate), group in audios.items():
+            self._decode_all(self._pieces(group, heard, answers, turn), language, translate, turn)
+        for index in heard.keys() - answers.keys():
+            answers[index] = self._transcribed(index, heard[index], turn)
         return [answers[index] for index in range(len(requests))]
 
     def _check_language(self, request: TranscribeRequest) -> None:
@@ -140,24 +142,39 @@ class WhisperAdapter(TorchAdapter):
             languages = ", ".join(sorted(name.strip("<|>") for name in known))
             raise Refusal(Code.INPUT_INVALID, f"the model has no language `{request.language}`; it has: {languages}")
 
-    def _pieces(self, index: int, sound: Sound) -> list[_Piece]:
-        return [
-            _Piece(index, sound.samples[begin:end], begin / sound.rate_hz, end / sound.rate_hz)
-            for begin, end in chunks_of(sound, self.settings)
-        ]
+    def _pieces(
+        self, audios: dict[int, Audio], heard: dict[int, _Heard], answers: Answers, turn: Turn
+    ) -> Iterator[tuple[_Piece, Any]]:
+        """Each piece and its samples, of one request after the other."""
+        for index, audio in audios.items():
+            with Guarded(index, answers):
+                if turn.stopped(index):
+                    raise Refusal(Code.INVOCATION_CANCELLED, "nobody waits for it any more")
+                yield from self._pieces_of(index, audio, heard)
 
-    def _decode_all(self, pieces: list[_Piece], language: str | None, translate: bool, turn: Turn) -> None:
+    def _pieces_of(self, index: int, audio: Audio, heard: dict[int, _Heard]) -> Iterator[tuple[_Piece, Any]]:
+        """The sound is made when its turn comes, and no piece keeps it."""
+        sound = sound_of(audio, self.settings, self.rate_hz)
+        heard[index] = _Heard(sound.seconds, sound.conversions)
+        for begin, end in chunks_of(sound, self.settings):
+            piece = _Piece(index, begin / sound.rate_hz, end / sound.rate_hz)
+            heard[index].pieces.append(piece)
+            yield piece, sound.samples[begin:end].copy()
+
+    def _decode_all(
+        self, pieces: Iterator[tuple[_Piece, Any]], language: str | None, translate: bool, turn: Turn
+    ) -> None:
         """Fill in what the model heard, `batch_max` pieces at once; those nobody waits for are left as they are."""
-        size = self.profile.limits.batch_max
-        for begin in range(0, len(pieces), size):
-            batch = [piece for piece in pieces[begin : begin + size] if not turn.stopped(piece.index)]
-            if batch:
-                self._decode(batch, language, translate, turn)
+        while batch := list(islice(pieces, self.profile.limits.batch_max)):
+            wanted = [(piece, samples) for piece, samples in batch if not turn.stopped(piece.index)]
+            if wanted:
+                self._decode(wanted, language, translate, turn)
 
-    def _decode(self, batch: list[_Piece], language: str | None, translate: bool, turn: Turn) -> None:
+    def _decode(self, wanted: list[tuple[_Piece, Any]], language: str | None, translate: bool, turn: Turn) -> None:
         torch, generation = self.torch, self.model.generation_config
+        batch = [piece for piece, _ in wanted]
         inputs = self._processor.feature_extractor(
-            [piece.samples for piece in batch],
+            [samples for _, samples in wanted],
             sampling_rate=self.rate_hz,
             return_tensors="pt",
             return_attention_mask=True,
@@ -198,9 +215,10 @@ class WhisperAdapter(TorchAdapter):
             piece.segments.append(Segment(piece.begin_s, piece.end_s, text_of(segments)))
         piece.text = "".join(segment.text for segment in piece.segments)
 
-    def _transcribed(self, index: int, sound: Sound, pieces: list[_Piece], turn: Turn) -> Transcribed | Refused:
+    def _transcribed(self, index: int, heard: _Heard, turn: Turn) -> Transcribed | Refused:
         if turn.stopped(index):
             return Refused(Code.INVOCATION_CANCELLED, "nobody waits for it any more")
+        pieces = heard.pieces
         bad = [piece for piece in pieces if piece.unsound]
         if bad:
             return Refused(Code.OUTPUT_NOT_FINITE, f"the model gave NaN for the audio from {bad[0].begin_s:.1f} s on")
@@ -208,10 +226,10 @@ class WhisperAdapter(TorchAdapter):
         return Transcribed(
             text=" ".join(text for text in texts if text),
             segments=[segment for piece in pieces for segment in piece.segments],
-            seconds=sound.seconds,
+            seconds=heard.seconds,
             chunks=len(pieces),
             truncated=any(piece.truncated for piece in pieces),
-            conversions=sound.conversions,
+            conversions=heard.conversions,
         )
 
 

@@ -1,8 +1,9 @@
 """The images of several requests, some at a time: what a device takes at once, whoever asked for it.
 
 All headers are looked at first, so that what is certain to be refused costs nothing. Pixels are decoded when their turn
-comes, one image after the other, and only what the model needs of them is kept. An image that can't be decoded refuses
-its own request, whose other images are left out from then on; so does a request that nobody waits for any more.
+comes, one image after the other, and only what the model needs of them is kept. An image that can't be decoded or
+prepared refuses its own request, whose other images are left out from then on; so does a request that nobody waits for
+any more.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.codes import Code, Refusal
+from schemas.codes import Code
 from schemas.profiles import ImageSettings
 from worker.adapters.contract import Turn
+from worker.adapters.guard import Guarded
 from worker.adapters.image.pictures import decode, look
 from worker.model.frames import Refused
 
@@ -38,11 +40,9 @@ class ImageBatches:
         self.refused: dict[int, Refused] = {}
         self.conversions: dict[Item, list[str]] = {}
         for index, data in images.items():
-            try:
+            with Guarded(index, self.refused):
                 for number, each in enumerate(data):
                     look(each, number, settings)
-            except Refusal as refusal:
-                self.refused[index] = Refused(refusal.code, refusal.message)
 
     def batches(self, size: int, prepare: Callable[[Any], Any]) -> Iterator[list[tuple[Item, Any]]]:
         """Up to `size` items, each with what `prepare` made of its RGB image."""
@@ -67,13 +67,11 @@ class ImageBatches:
         if self._turn.stopped(item.index):
             self.refused[item.index] = NOBODY_WAITS
             return None
-        try:
+        with Guarded(item.index, self.refused):
             picture = decode(self._images[item.index][item.number], item.number, self._settings)
-        except Refusal as refusal:
-            self.refused[item.index] = Refused(refusal.code, refusal.message)
-            return None
-        self.conversions[item] = picture.conversions
-        return prepare(picture.image)
+            self.conversions[item] = picture.conversions
+            return prepare(picture.image)
+        return None
 
     def conversions_of(self, index: int) -> list[list[str]]:
         return [self.conversions[Item(index, number)] for number in range(len(self._images[index]))]

@@ -5,7 +5,7 @@ request, the model and the profile. The starting noise of image i comes from a g
 with `seed + i`: the same on every device, and image i is the first image of a request with that seed. Without a seed a
 random one is taken and told. Sides are multiples of what the pipeline needs; sides, steps and guidance that a request
 does not say are the profile's, and its bounds hold for all. A negative prompt needs a guidance over 1, and a pipeline
-that takes one.
+that takes one. A number of steps that the scheduler cannot do is refused before anything is computed.
 
 At each step it is asked whether anybody still waits, and whether the latents are finite: a request stops there, and is
 refused, without the rest of its steps. Prompts over the tokenizer's length are cut and told to be, or refused. Images
@@ -30,9 +30,11 @@ from schemas.profiles import DiffusionSettings, RuntimeProfile
 from schemas.tasks.image import Imagined, ImagineRequest
 from schemas.tasks.requests import Request, Result
 from worker.adapters.contract import Inspection, Turn
+from worker.adapters.guard import Guarded
 from worker.adapters.image.batches import NOBODY_WAITS
 from worker.adapters.image.diffusion_files import T5_TOKENS, inspect_files
 from worker.adapters.image.diffusion_parts import load_pipeline
+from worker.adapters.image.scheduling import Scheduling
 from worker.adapters.torch_runtime import TorchAdapter
 from worker.model.frames import Refused
 
@@ -68,6 +70,10 @@ class DiffusionAdapter(TorchAdapter):
 
     LIBRARIES: ClassVar[tuple[str, ...]] = ("torch", "transformers", "diffusers")
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._scheduling = Scheduling(None, fixed_times=True)
+
     def inspect_support(self, folder: Path, files: list[FileEntry], task: str) -> Inspection:
         return inspect_files(folder, files)
 
@@ -84,11 +90,13 @@ class DiffusionAdapter(TorchAdapter):
         self._set_attention(pipeline)
         pipeline.to(self.device)
         self.model = pipeline
+        self._scheduling = Scheduling(pipeline.scheduler, fixed_times=self._is_transformer)
         settings = self.settings
         if self.profile.max_length is not None:
             raise Refusal(Code.LOAD_FAILED, "max_length is the tokenizer's and can't be set for this pipeline")
         try:
-            self._check_size(settings.width, settings.height, settings.steps)
+            self._check_size(settings.width, settings.height)
+            self._check_steps(settings.steps)
         except Refusal as refusal:
             raise Refusal(Code.LOAD_FAILED, f"what the profile says for all requests: {refusal.message}") from refusal
 
@@ -132,21 +140,24 @@ class DiffusionAdapter(TorchAdapter):
         if side * side > settings.pixels_max:
             side = multiple
         steps = min(HEALTH_STEPS, settings.steps_max)
+        if self._scheduling.obstacle(steps):
+            steps = settings.steps
         return ImagineRequest("a picture", width=side, height=side, steps=steps, seed=0)
 
     def unsound(self, result: Result) -> str:
         return "" if isinstance(result, Imagined) and len(result.images) == 1 else "the model gave no image"
 
     def answer(self, requests: Sequence[Request], turn: Turn) -> list[Result | Refused]:
-        return [self._imagined(index, request, turn) for index, request in enumerate(requests)]
+        answers: dict[int, Result | Refused] = {}
+        for index, request in enumerate(requests):
+            with Guarded(index, answers):
+                answers[index] = self._imagined(index, request, turn)
+        return [answers[index] for index in range(len(requests))]
 
     def _imagined(self, index: int, request: Request, turn: Turn) -> Result | Refused:
-        try:
-            if not isinstance(request, ImagineRequest):
-                raise Refusal(Code.INPUT_INVALID, "this deployment makes images")
-            order = self._order(request)
-        except Refusal as refusal:
-            return Refused(refusal.code, refusal.message)
+        if not isinstance(request, ImagineRequest):
+            raise Refusal(Code.INPUT_INVALID, "this deployment makes images")
+        order = self._order(request)
         images: list[bytes] = []
         flagged: list[bool] = []
         size = self.profile.limits.batch_max
@@ -185,7 +196,8 @@ class DiffusionAdapter(TorchAdapter):
         height = settings.height if request.height is None else request.height
         steps = settings.steps if request.steps is None else request.steps
         guidance = settings.guidance if request.guidance is None else request.guidance
-        self._check_size(width, height, steps)
+        self._check_size(width, height)
+        self._check_steps(steps)
         if request.negative_prompt and self._is_transformer:
             raise Refusal(Code.INPUT_INVALID, "this pipeline takes no negative prompt")
         if request.negative_prompt and guidance <= 1:
@@ -198,7 +210,7 @@ class DiffusionAdapter(TorchAdapter):
         negative = request.negative_prompt or None
         return _Order(request.prompt, negative, width, height, steps, guidance, seed, counts[0], max(counts) > limit)
 
-    def _check_size(self, width: int, height: int, steps: int) -> None:
+    def _check_size(self, width: int, height: int) -> None:
         settings, multiple = self.settings, self._multiple
         if width % multiple or height % multiple:
             raise Refusal(Code.INPUT_INVALID, f"{width} by {height}: both sides must be multiples of {multiple}")
@@ -207,8 +219,14 @@ class DiffusionAdapter(TorchAdapter):
                 Code.INPUT_TOO_LARGE,
                 f"{width} by {height} is {width * height} pixels; the profile allows {settings.pixels_max}",
             )
-        if steps > settings.steps_max:
-            raise Refusal(Code.INPUT_TOO_LARGE, f"{steps} steps; the profile allows {settings.steps_max}")
+
+    def _check_steps(self, steps: int) -> None:
+        most = self.settings.steps_max
+        if steps > most:
+            raise Refusal(Code.INPUT_TOO_LARGE, f"{steps} steps; the profile allows {most}")
+        if why := self._scheduling.obstacle(steps):
+            name = self._scheduling.name
+            raise Refusal(Code.INPUT_INVALID, f"{steps} steps are not possible with this model's {name}: {why}")
 
     @property
     def _tokenizer(self) -> Any:
@@ -231,6 +249,7 @@ class DiffusionAdapter(TorchAdapter):
 
         if turn.stopped(index):
             raise _Stopped(NOBODY_WAITS)
+        pipeline.scheduler = self._scheduling.fresh()
         with torch.inference_mode(), self._watched(numbers):
             out = pipeline(
                 prompt=order.prompt,

@@ -29,6 +29,7 @@ from schemas.profiles import ImageSettings
 from schemas.tasks.image import Classified, ClassifyRequest, EmbedImagesRequest, ImagesEmbedded
 from schemas.tasks.requests import Request, Result
 from worker.adapters.contract import Inspection, Turn
+from worker.adapters.guard import Guarded
 from worker.adapters.image.batches import NOBODY_WAITS, ImageBatches, Item
 from worker.adapters.image.pictures import health_picture, image_settings
 from worker.adapters.image.processor_files import image_processor
@@ -117,14 +118,11 @@ class Siglip2Adapter(TorchAdapter):
         images: dict[int, list[bytes]] = {}
         texts: dict[int, _Texts] = {}
         for index, request in enumerate(requests):
-            if not isinstance(request, ClassifyRequest | EmbedImagesRequest) or not isinstance(request, wanted):
-                refused[index] = Refused(Code.INPUT_INVALID, f"this deployment does `{self.profile.task}`")
-                continue
-            counted = self._counted(request.labels if isinstance(request, ClassifyRequest) else request.texts)
-            if isinstance(counted, Refused):
-                refused[index] = counted
-            else:
-                images[index], texts[index] = request.images, counted
+            with Guarded(index, refused):
+                if not isinstance(request, ClassifyRequest | EmbedImagesRequest) or not isinstance(request, wanted):
+                    raise Refusal(Code.INPUT_INVALID, f"this deployment does `{self.profile.task}`")
+                texts[index] = self._counted(request.labels if isinstance(request, ClassifyRequest) else request.texts)
+                images[index] = request.images
         work = ImageBatches(images, self._settings, turn)
         work.refused.update(refused)
         rows = self._embed_images(work)
@@ -134,7 +132,7 @@ class Siglip2Adapter(TorchAdapter):
             for index in range(len(requests))
         ]
 
-    def _counted(self, texts: list[str]) -> _Texts | Refused:
+    def _counted(self, texts: list[str]) -> _Texts:
         counts = []
         if texts:
             encoded = self._tokenizer(texts, truncation=False, padding=False, verbose=False)
@@ -143,7 +141,7 @@ class Siglip2Adapter(TorchAdapter):
         if not self.profile.truncate:
             for number, count in enumerate(counts):
                 if count > limit:
-                    return Refused(Code.INPUT_TOO_LARGE, f"text {number} has {count} tokens and the limit is {limit}")
+                    raise Refusal(Code.INPUT_TOO_LARGE, f"text {number} has {count} tokens and the limit is {limit}")
         return _Texts(texts, counts, [count > limit for count in counts], {})
 
     def _embed_images(self, work: ImageBatches) -> dict[Item, Any]:

@@ -27,6 +27,7 @@ from schemas.profiles import ImageSettings
 from schemas.tasks.image import OcrRequest, Recognised
 from schemas.tasks.requests import Request, Result
 from worker.adapters.contract import Inspection, Turn
+from worker.adapters.guard import Guarded
 from worker.adapters.image.batches import NOBODY_WAITS, ImageBatches, Item
 from worker.adapters.image.pictures import health_picture, image_settings
 from worker.adapters.image.processor_files import image_processor
@@ -148,8 +149,9 @@ class TrocrAdapter(TorchAdapter):
         found: dict[Item, tuple[str, int, bool]] = {}
         for item, row in zip(items, written[:, 1:].tolist(), strict=True):  # the first token is where it starts
             count = next((place + 1 for place, token in enumerate(row) if token in last), None)
-            text = self._tokenizer.decode(row, skip_special_tokens=True)
-            found[item] = (text, len(row) if count is None else count, count is None)
+            with Guarded(item.index, work.refused):
+                text = self._tokenizer.decode(row, skip_special_tokens=True)
+                found[item] = (text, len(row) if count is None else count, count is None)
         return {item: each for item, each in found.items() if item.index not in work.refused}
 
 

@@ -26,6 +26,7 @@ from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import Reranked, RerankRequest
 from worker.adapters.contract import Inspection, Turn
 from worker.adapters.folder import ModelFolder
+from worker.adapters.guard import Guarded
 from worker.adapters.text.cross_encoder_files import activation_of, inspect_files
 from worker.adapters.text.lengths import GONE, device_batches, usable_positions
 from worker.adapters.torch_runtime import TorchAdapter
@@ -97,16 +98,13 @@ class CrossEncoderAdapter(TorchAdapter):
         counts: dict[int, list[int]] = {}
         pairs: list[tuple[int, str, str]] = []
         for index, request in enumerate(requests):
-            if not isinstance(request, RerankRequest):
-                answers[index] = Refused(Code.INPUT_INVALID, "this deployment ranks documents for a query")
-                continue
-            counted = self._count_tokens(request)
-            refused = self._refuse_long(counted)
-            if refused is not None:
-                answers[index] = refused
-                continue
-            counts[index] = counted
-            pairs += [(index, request.query, document) for document in request.documents]
+            with Guarded(index, answers):
+                if not isinstance(request, RerankRequest):
+                    raise Refusal(Code.INPUT_INVALID, "this deployment ranks documents for a query")
+                counted = self._count_tokens(request)
+                self._refuse_long(counted)
+                counts[index] = counted
+                pairs += [(index, request.query, document) for document in request.documents]
         scores = self._score(pairs, [count for counted in counts.values() for count in counted], turn)
         begin = 0
         for index, counted in counts.items():
@@ -129,15 +127,14 @@ class CrossEncoderAdapter(TorchAdapter):
         )
         return [len(ids) for ids in encoded["input_ids"]]
 
-    def _refuse_long(self, counts: list[int]) -> Refused | None:
+    def _refuse_long(self, counts: list[int]) -> None:
         limit = self.max_length()
         if self.profile.truncate:
-            return None
+            return
         for index, count in enumerate(counts):
             if count > limit:
                 message = f"the query and document {index} have {count} tokens and the limit is {limit}"
-                return Refused(Code.INPUT_TOO_LARGE, message)
-        return None
+                raise Refusal(Code.INPUT_TOO_LARGE, message)
 
     def _score(self, pairs: list[tuple[int, str, str]], lengths: list[int], turn: Turn) -> list[float | None]:
         """One score for each pair; None where nobody waits for it any more."""

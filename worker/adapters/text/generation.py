@@ -32,6 +32,7 @@ from schemas.tasks.requests import Request, Result
 from schemas.tasks.text import Generated, GenerateRequest, TextChunk
 from worker.adapters.contract import Inspection, Turn
 from worker.adapters.folder import ModelFolder
+from worker.adapters.guard import Guarded
 from worker.adapters.text.decoding import Decoder, Sequence
 from worker.adapters.text.generation_files import GENERATION_CONFIG, end_tokens, inspect_files, positions_of
 from worker.adapters.text.growing_text import GrowingText
@@ -113,10 +114,8 @@ class TransformersTextAdapter(TorchAdapter):
         seeds: dict[int, int] = {}
         answers: dict[int, Result | Refused] = {}
         for index, request in enumerate(requests):
-            try:
+            with Guarded(index, answers):
                 begun[index] = self._begin(index, request, seeds)
-            except Refusal as refusal:
-                answers[index] = Refused(refusal.code, refusal.message)
         streamed = {index for index, request in enumerate(requests) if getattr(request, "stream", False)}
         numbers = dict.fromkeys(streamed, 0)
 
@@ -186,8 +185,6 @@ class TransformersTextAdapter(TorchAdapter):
         return ids
 
     def _chat(self, messages: list[dict[str, str]]) -> list[int]:
-        from jinja2 import TemplateError
-
         tokenizer = self._tokenizer
         if not tokenizer.chat_template:
             raise Refusal(Code.INPUT_INVALID, "this model has no chat template; give a prompt")
@@ -203,7 +200,9 @@ class TransformersTextAdapter(TorchAdapter):
                 sanitize_control_tokens=True,
                 tokenizer_kwargs={"verbose": False},
             )
-        except (TemplateError, ValueError, TypeError) as error:  # what a template or the library says to messages
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a template or the library raises over messages is about them
             raise Refusal(Code.INPUT_INVALID, f"the chat template refuses the messages: {error}") from error
         return list(ids)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -11,10 +12,11 @@ import pytest
 
 from schemas.codes import Code
 from schemas.profiles import AudioSettings, RuntimeProfile
-from schemas.tasks.audio import SpeakRequest, Spoken, Transcribed, TranscribeRequest
+from schemas.tasks.audio import Audio, SpeakRequest, Spoken, Transcribed, TranscribeRequest
 from schemas.tasks.text import TextChunk
 from services.showcase import speech, whisper
 from services.showcase.model import files_of
+from worker.adapters.audio.sound import Sound, sound_of
 from worker.adapters.audio.speech import SpeechAdapter
 from worker.adapters.audio.whisper import WhisperAdapter
 from worker.adapters.torch_runtime import AloneTurn
@@ -92,6 +94,25 @@ def test_long_audio_is_heard_whole_in_pieces(listening: Path) -> None:
         audio = msgspec.structs.replace(whisper.tone(1.0), data=samples[begin:end].tobytes())
         parts.append(heard(adapter.invoke([TranscribeRequest(audio)], AloneTurn())[0]).text)
     assert whole.text == " ".join(part for part in parts if part)
+
+
+def test_one_sound_at_a_time_is_held(listening: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of all requests that come together, though their last pieces are heard in one batch."""
+    held: list[weakref.ref[np.ndarray]] = []
+
+    def watched(audio: Audio, settings: AudioSettings, rate_hz: int) -> Sound:
+        assert [each() for each in held if each() is not None] == []
+        made = sound_of(audio, settings, rate_hz)
+        held.append(weakref.ref(made.samples if made.samples.base is None else made.samples.base))
+        return made
+
+    monkeypatch.setattr("worker.adapters.audio.whisper.sound_of", watched)
+    adapter = listener(listening, AudioSettings(new_tokens_max=2, chunk_seconds=2))
+    requests = [TranscribeRequest(whisper.tone(seconds)) for seconds in (5.0, 1.0, 3.0, 1.5)]
+    answers = [heard(each) for each in adapter.invoke(requests, AloneTurn())]
+    assert len(held) == len(requests)
+    assert [each.seconds for each in answers] == [5.0, 1.0, 3.0, 1.5]
+    assert answers == [heard(adapter.invoke([request], AloneTurn())[0]) for request in requests]
 
 
 def test_text_that_reaches_the_bound_says_so(listening: Path) -> None:

@@ -234,6 +234,19 @@ def test_what_the_template_refuses(adapter: TransformersTextAdapter) -> None:
     assert (refused.code, "system comes first" in refused.message) == (Code.INPUT_INVALID, True)
 
 
+@pytest.mark.parametrize("fails", ["1 / 0", "10.0 ** 400", "messages[0].content.index('x')"])
+def test_a_template_that_fails_over_messages_refuses_them_only(fails: str, tmp_path: Path) -> None:
+    only_once = "{% if messages | length > 1 %}{{ " + fails + " }}{% endif %}"
+    generation.build("llama", tmp_path, template=only_once + generation.TEMPLATE)
+    sound = GenerateRequest(messages=[ChatMessage("user", "Who?")])
+    bad = GenerateRequest(messages=[ChatMessage("user", "Who?"), ChatMessage("assistant", "Nobody.")])
+    adapter = started(tmp_path)
+    (alone,) = ask(adapter, sound)
+    first, refused, last = ask(adapter, sound, bad, sound)
+    assert first == last == alone
+    assert (refused.code, "the chat template refuses" in refused.message) == (Code.INPUT_INVALID, True)
+
+
 def test_a_template_is_run_in_a_sandbox(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     reach = "{{ ''.__class__.__mro__ }}{{ cycler.__init__.__globals__.os.mkdir('" + str(mark) + "') }}"
