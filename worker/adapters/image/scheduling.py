@@ -1,7 +1,8 @@
 """The scheduler of a diffusion pipeline, fresh for each call, and the numbers of steps that it can do.
 
-Schedulers know limits of their own (LCM no more steps than it was trained for, PNDM four at least) and raise where they
-are asked for others. Some change their own configuration over a number of steps, for all calls that follow.
+Schedulers know limits of their own (LCM no more steps than it was trained for, PNDM with Runge-Kutta steps at least
+four) and raise where they are asked for others. Some change their own configuration over a number of steps, for all
+calls that follow.
 """
 
 from __future__ import annotations
