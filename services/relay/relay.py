@@ -5,6 +5,9 @@ names the sequence it expects the stream to be at. So the server itself refuses 
 second relay: after one message that did not get there, no later one is taken. That is why only the last
 message of a window asks for an acknowledgement; its sequence proves all of them. If it is not as expected,
 the relay asks the stream where it stands and goes on from there. A wiped stream is filled from the start.
+
+What the bus can never carry stops the relay: EVENTS has every event in order, so none is passed over. It publishes all
+before that one, says in its log what is in the way, again every TELL_S, and looks every LOOK_S whether it can go on.
 """
 
 from __future__ import annotations
@@ -25,12 +28,16 @@ from schemas import subjects
 from services.bus import ensure_streams
 from services.eventlog.port import LogRow, LogUnavailable
 from services.eventlog.tail import Tail
+from services.relay.message import Message, Obstacle, message_of, no_subject, obstacle_of
 
 ACK_TIMEOUT_S = 5.0
-HEADER_EXPECTED = "Nats-Expected-Last-Sequence"
 RETRY_S = 0.5
 PACE_S = 0.01  # between two windows: a busy log goes out in fewer of them, and nobody waits for EVENTS
 CHECK_S = 5.0  # how often a stream that seems in step is looked at; a purge leaves its last sequence
+LOOK_S = 5.0  # while an event cannot be carried: how often it is looked whether it can be now
+TELL_S = 60.0  # and how often that is said
+SUBJECT_SHOWN_MAX = 200  # characters
+BYTES_MAX = 2**31 - 1  # no server has a higher limit
 
 log = structlog.get_logger()
 
@@ -43,13 +50,6 @@ class _PubAck(msgspec.Struct):
 
 
 _decode_ack = msgspec.json.Decoder(_PubAck).decode
-
-
-class _Traced(msgspec.Struct):
-    traceparent: str | None = None
-
-
-_decode_trace = msgspec.json.Decoder(_Traced).decode
 
 
 class Place(NamedTuple):
@@ -66,6 +66,9 @@ class Relay:
         self._tail = tail
         self._place: Place | None = None
         self._check_at_s = 0.0
+        self._stream_bytes_max = BYTES_MAX  # what EVENTS takes in a message
+        self._stopped_at: int | None = None  # the position that cannot be carried
+        self._tell_at_s = 0.0
         self._inbox = nc.new_inbox()
         self._window: _Window | None = None
         self.published = 0
@@ -101,6 +104,8 @@ class Relay:
         """Where the stream stands. One that has lost its beginning, and has no limits to explain it, is emptied."""
         await ensure_streams(self._nc)
         info = await self._js.stream_info(subjects.STREAM_EVENTS)
+        limit = info.config.max_msg_size or 0
+        self._stream_bytes_max = limit if limit > 0 else BYTES_MAX
         if info.state.messages and not _limited(info.config):
             first = await self._js.get_msg(subjects.STREAM_EVENTS, info.state.first_seq)
             if _header(first, subjects.HEADER_PREVIOUS) != 0:
@@ -113,33 +118,65 @@ class Relay:
         return Place(info.state.last_seq, _header(last, subjects.HEADER_POSITION))
 
     async def _publish(self, rows: list[LogRow], place: Place) -> None:
-        window = self._window = _Window(place.sequence + len(rows))
-        previous, last = place.position, len(rows) - 1
-        for number, row in enumerate(rows):
-            headers = {
-                HEADER_EXPECTED: str(place.sequence + number),
-                subjects.HEADER_MSG_ID: str(row.position),
-                subjects.HEADER_POSITION: str(row.position),
-                subjects.HEADER_PREVIOUS: str(previous),
-                subjects.HEADER_TOPIC: row.topic,
-                subjects.HEADER_VERSION: str(row.version),
-            }
-            trace = trace_of(row.state)
-            if trace:
-                headers[subjects.HEADER_TRACEPARENT] = trace
-            subject = subjects.event_subject(row.stream, row.topic)
-            reply = f"{self._inbox}.{window.ident}" if number == last else ""
-            await self._nc.publish(subject, row.state, reply=reply, headers=headers)
-            previous = row.position
+        messages, obstacle = self._messages(rows, place)
+        if not messages and obstacle is not None:
+            await self._stop(obstacle)
+            return
+        window = self._window = _Window(place.sequence + len(messages))
+        for message in messages:
+            reply = f"{self._inbox}.{window.ident}" if message is messages[-1] else ""
+            try:
+                await self._nc.publish(message.subject, message.payload, reply=reply, headers=message.headers)
+            except nats.errors.BadSubjectError:  # the client refuses more than we know of
+                self._place = None  # nobody has acknowledged what went before
+                await self._stop(no_subject(message))
+                return
         async with asyncio.timeout(ACK_TIMEOUT_S):
             complete = await window.done
         if complete:
-            self._place = Place(place.sequence + len(rows), previous)
-            self.published += len(rows)
+            self._place = Place(place.sequence + len(messages), messages[-1].position)
+            self.published += len(messages)
+            self._went_on(messages[-1].position)
         else:
             log.warning("relay.out_of_step", expected=window.sequence, reason=window.reason)
             self._place = None
             await asyncio.sleep(RETRY_S)
+
+    def _messages(self, rows: list[LogRow], place: Place) -> tuple[list[Message], Obstacle | None]:
+        """The messages for `rows` up to the first that the bus cannot carry, and what is in its way."""
+        messages: list[Message] = []
+        previous = place.position
+        for row in rows:
+            message = message_of(row, place.sequence + len(messages), previous)
+            obstacle = obstacle_of(message, min(self._nc.max_payload, self._stream_bytes_max))
+            if obstacle is not None:
+                return messages, obstacle
+            messages.append(message)
+            previous = row.position
+        return messages, None
+
+    async def _stop(self, obstacle: Obstacle) -> None:
+        """Say what is in the way, unless that was just said, and wait a while."""
+        loop, message = asyncio.get_running_loop(), obstacle.message
+        if self._stopped_at != message.position or loop.time() >= self._tell_at_s:
+            self._stopped_at = message.position
+            self._tell_at_s = loop.time() + TELL_S
+            log.error(
+                "relay.stopped", position=message.position, subject=message.subject[:SUBJECT_SHOWN_MAX],
+                size_bytes=message.size_bytes, reason=obstacle.reason, advice=obstacle.advice,
+            )  # fmt: skip
+            # A client learns what its server carries when it connects, and not when an operator tells the server.
+            reconnect = getattr(
+                self._nc, "force_reconnect", None
+            )  # nats-py 2.11 has none; the relay is restarted there
+            if reconnect is not None and message.size_bytes > self._nc.max_payload:
+                await reconnect()
+        await asyncio.sleep(LOOK_S)
+
+    def _went_on(self, position: int) -> None:
+        if self._stopped_at is not None and position >= self._stopped_at:
+            log.info("relay.goes_on", position=self._stopped_at)
+            self._stopped_at = None
 
     async def _on_ack(self, message: Msg) -> None:
         if self._window is not None:
@@ -172,8 +209,3 @@ def _limited(config: StreamConfig) -> bool:
 
 def _header(message: RawStreamMsg, name: str) -> int:
     return int((message.headers or {})[name])
-
-
-def trace_of(state: bytes) -> str | None:
-    """The traceparent inside an encoded event; the scan is cheaper than decoding where there is none."""
-    return _decode_trace(state).traceparent if b'"traceparent"' in state else None

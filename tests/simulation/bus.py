@@ -119,6 +119,7 @@ class Subscription:
 class SimClient:
     """As nats.aio.client.Client, for one process."""
 
+    max_payload = 1024 * 1024
     _inboxes = itertools.count(1)
 
     def __init__(self, bus: SimBus, process: Process) -> None:

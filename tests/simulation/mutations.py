@@ -145,7 +145,7 @@ MUTATIONS: dict[str, Mutation] = {
     "4 generation of an answer": Mutation(Owners, {"services.client.live._judge": _any_generation_is_loaded}),
     "5 approval": Mutation(Gates, {"domain.jobs._load_refused": lambda deployment, node_id, world: None}),
     "6 projection": Mutation(Agreement, {"services.projector.projector.project": _project_without_cancelled}),
-    "6 expected sequence": Mutation(Agreement, {"services.relay.relay.HEADER_EXPECTED": "Nobody-Reads-This"}),
+    "6 expected sequence": Mutation(Agreement, {"services.relay.message.HEADER_EXPECTED": "Nobody-Reads-This"}),
     "7 receipt": Mutation(
         Outcomes,
         {
