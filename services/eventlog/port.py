@@ -72,7 +72,7 @@ class Superseded(LogError):
 
 
 class LogUnavailable(LogError):
-    """The database cannot be reached. An append may or may not have landed; its receipts tell."""
+    """The database cannot be reached. An append may or may not have landed; its receipts tell, for it lands no later."""
 
 
 class EventLog(Protocol):
