@@ -72,7 +72,7 @@ class Superseded(LogError):
 
 
 class LogUnavailable(LogError):
-    """The database cannot be reached. An append may or may not have landed; its receipts tell, for it lands no later."""
+    """The database cannot be reached. An append may have landed or not, and lands no later; its receipts tell."""
 
 
 class EventLog(Protocol):
