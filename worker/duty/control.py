@@ -1,7 +1,8 @@
 """Asking the control plane: commands by request, and the heartbeat.
 
 A reply is a value, accepted or rejected. `Unreachable` is raised where there was none in time (no responder,
-no connection, no answer) or none that can be read; whether the command took effect is then unknown.
+no connection, no answer) or none that can be read; whether the command took effect is then unknown. A command that
+does not fit into a message is not sent, and rejected here.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import msgspec
 import nats.errors
 from nats.aio.client import Client
 
+from schemas.codes import ADVICE, Refusal
 from schemas.commands import ClaimLease, Command
 from schemas.live import Beat, BeatReply
 from schemas.replies import Reply
 from schemas.subjects import beat_subject, claim_subject, rpc_subject
-from schemas.tokens import MESSAGE_BYTES_MAX
+from worker.duty.message_size import check_size
 
 
 class Unreachable(Exception):
@@ -44,22 +46,26 @@ class NatsControl:
 
     async def command(self, name: str, command: Command, timeout_ms: float) -> Reply:
         subject = claim_subject(command.node_id) if isinstance(command, ClaimLease) else rpc_subject(name)
-        raw = await self._request(subject, msgspec.json.encode(command), timeout_ms)
         try:
+            raw = await self._request(subject, msgspec.json.encode(command), timeout_ms)
             return msgspec.json.decode(raw, type=Reply)
+        except Refusal as refusal:
+            code, message = refusal.code, refusal.message
+            return Reply("rejected", command.command_id, code=code, message=message, advice=ADVICE[code])
         except msgspec.DecodeError as error:
             raise Unreachable(f"the reply to {name} can't be read: {error}") from error
 
     async def beat(self, beat: Beat, timeout_ms: float) -> BeatReply:
-        raw = await self._request(beat_subject(beat.node_id), msgspec.json.encode(beat), timeout_ms)
         try:
+            raw = await self._request(beat_subject(beat.node_id), msgspec.json.encode(beat), timeout_ms)
             return msgspec.json.decode(raw, type=BeatReply)
+        except Refusal as refusal:
+            raise Unreachable(str(refusal)) from refusal
         except msgspec.DecodeError as error:
             raise Unreachable(f"the reply to a beat can't be read: {error}") from error
 
     async def _request(self, subject: str, body: bytes, timeout_ms: float) -> bytes:
-        if len(body) > MESSAGE_BYTES_MAX:
-            raise ValueError(f"a message of {len(body)} bytes on {subject} is over the bound of {MESSAGE_BYTES_MAX}")
+        check_size(self._client, subject, body)
         if not self._client.is_connected:
             raise Unreachable("there is no connection to the bus")
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 
@@ -57,7 +58,10 @@ class OfferReader:
                 self._take(msgspec.json.decode(message.data, type=Offer))
             except msgspec.DecodeError as error:
                 _log.warning("offer_malformed", subject=message.subject, error=str(error))
-            await message.ack()
+            try:
+                await message.ack()
+            except NatsError as error:  # it is offered again, which changes nothing
+                _log.warning("offer_not_acknowledged", subject=message.subject, error=repr(error))
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
         durable = work_consumer(self._node_id)
