@@ -2,7 +2,8 @@
 
 SIGTERM and SIGINT stop it in good order: work is given back, residents are drained and unloaded, the
 session is left; a second signal ends the process at once, and the kernel ends its children with it.
-Exit codes: 0 stopped, 2 wrong settings, 3 fenced by a newer worker, 4 refused by the control plane.
+Exit codes: 0 stopped, 1 a defect, 2 wrong settings, 3 fenced by a newer worker, 4 refused by the control plane,
+6 the NATS server closed the connection with an error. However it ends, its model processes have ended before.
 """
 
 from __future__ import annotations

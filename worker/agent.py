@@ -1,7 +1,8 @@
 """The node agent: connects, registers, runs one session after the other, answers "what do you hold now".
 
 Registration is tried until it succeeds, with a bounded backoff: a worker outlives its control plane. It is
-given up only where trying again can't help (wrong credential, node not enrolled). Each session has a new
+given up only where trying again can't help (wrong credential, node not enrolled, or the connection to the bus closed
+for good: nats-py reconnects after a break, not after an error that the server tells). Each session has a new
 generation and a new signing key. The live answer comes from the current session, and says
 `serving: false` after that session's end and until the next begins.
 """
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from schemas.codes import Code
+from schemas.codes import Code, Refusal
 from schemas.commands import LeaveWorker, RegisterWorker
 from schemas.live import LiveAnswer
 from schemas.subjects import live_subject, node_inbox
@@ -28,17 +29,20 @@ from worker.adapters.registry import capabilities
 from worker.cancellation import end_tasks
 from worker.clock import local_ms
 from worker.duty.control import Control, NatsControl, Unreachable, new_command_id
+from worker.duty.message_size import check_size
 from worker.duty.outbox import public_key
 from worker.environment import runtime_environment
 from worker.launch.launching import Launcher, beginning
 from worker.launch.processes import sweep
 from worker.sandbox.decoys import Decoys
-from worker.session import Granted, Session
+from worker.session import End, Granted, Session
 from worker.settings import WorkerSettings
 
 EXIT_STOPPED = 0
+EXIT_FAILED = 1  # a defect, as with any error that nobody caught
 EXIT_FENCED = 3  # a newer worker runs on this node
 EXIT_REFUSED = 4  # the control plane does not know this node or its credential
+EXIT_CLOSED = 6  # the NATS server closed the connection with an error, say since this node's login is gone
 
 REGISTER_MS_MAX = 5_000.0
 BACKOFF_SECONDS_MIN = 0.1
@@ -46,12 +50,19 @@ BACKOFF_SECONDS_MAX = 5.0
 CONNECT_SECONDS_MAX = 5
 RECONNECT_SECONDS = 0.25
 LEAVE_MS_MAX = 2_000.0
-_HOPELESS = frozenset({Code.CREDENTIAL_REFUSED, Code.UNKNOWN_STREAM, Code.COMMAND_MALFORMED})
+_HOPELESS = frozenset({Code.CREDENTIAL_REFUSED, Code.UNKNOWN_STREAM, Code.COMMAND_MALFORMED, Code.MESSAGE_TOO_LARGE})
+_EXITS: dict[End, int] = {
+    "stopped": EXIT_STOPPED, "fenced": EXIT_FENCED, "closed": EXIT_CLOSED, "failed": EXIT_FAILED
+}  # fmt: skip
 _log = structlog.get_logger(__name__)
 
 
 class Refused(Exception):
     """The control plane will not register this worker; the message says why."""
+
+
+class Closed(Exception):
+    """The connection to the bus is closed for good; the message says why."""
 
 
 class Agent:
@@ -76,7 +87,7 @@ class Agent:
         decoys = await Decoys.open(settings.state)
         launcher = Launcher.open(settings.state, beginning() if settings.fork_server else None, ends_strays=True)
         try:
-            await client.subscribe(live_subject(settings.node_id), cb=self._answer_live)
+            await self._listen(client)
             return await self._sessions(client, decoys, launcher)
         finally:
             await launcher.close()
@@ -89,10 +100,13 @@ class Agent:
         while True:
             key = Ed25519PrivateKey.generate()
             try:
-                granted = await self._until_stop(self._register(control, key, environment))
+                granted = await self._until_stop(self._register(client, control, key, environment))
             except Refused as refused:
                 _log.error("registration_refused", reason=str(refused))
                 return EXIT_REFUSED
+            except Closed as closed:
+                _log.error("bus_closed", error=str(closed))
+                return EXIT_CLOSED
             if granted is None:
                 return EXIT_STOPPED
             _log.info("registered", node_id=self._settings.node_id, generation=granted.generation)
@@ -102,11 +116,10 @@ class Agent:
             self._session = session
             end = await session.run(self._stop)
             self._session, self._last = None, session.live()
-            if end == "fenced":
-                return EXIT_FENCED
-            if end == "stopped":
+            if end in {"stopped", "failed"}:
                 await self._leave(control, session.generation)
-                return EXIT_STOPPED
+            if end in _EXITS:
+                return _EXITS[end]
 
     async def _until_stop(self, work: Any) -> Any:
         """The result of the coroutine, or None where the stop came first."""
@@ -117,7 +130,7 @@ class Agent:
         finally:
             await end_tasks([task, stopping])
 
-    async def _register(self, control: Control, key: Ed25519PrivateKey, environment: Any) -> Granted:
+    async def _register(self, client: Client, control: Control, key: Ed25519PrivateKey, environment: Any) -> Granted:
         """Ask until granted. Each try is a new command: the highest generation it makes is the one that counts."""
         pause = BACKOFF_SECONDS_MIN
         while True:
@@ -125,6 +138,8 @@ class Agent:
             try:
                 reply = await control.command("worker.register", self._registration(key, environment), REGISTER_MS_MAX)
             except Unreachable as error:
+                if client.is_closed:
+                    raise Closed(repr(client.last_error)) from error
                 _log.info("registration_unanswered", error=str(error))
             else:
                 if reply.outcome == "accepted":
@@ -163,10 +178,23 @@ class Agent:
         except Unreachable as error:
             _log.warning("leave_unanswered", error=str(error))
 
-    async def _answer_live(self, message: Msg) -> None:
+    async def _listen(self, client: Client) -> None:
+        async def answer(message: Msg) -> None:
+            await self._answer_live(client, message)
+
+        await client.subscribe(live_subject(self._settings.node_id), cb=answer)
+
+    async def _answer_live(self, client: Client, message: Msg) -> None:
         answer = self._session.live() if self._session is not None else self._last
-        if answer is not None and message.reply:
-            await message.respond(msgspec.json.encode(answer))
+        if answer is None or not message.reply:
+            return
+        body = msgspec.json.encode(answer)
+        try:
+            check_size(client, message.reply, body)
+        except Refusal as refusal:  # a part of it would say that the rest is gone; silence is `unknown`
+            _log.error("live_answer_not_sent", reason=refusal.message)
+            return
+        await message.respond(body)
 
 
 async def connect(settings: WorkerSettings) -> Client:

@@ -1,8 +1,8 @@
 """A control plane small enough to read, for tests of the worker: real bus, real messages, no log.
 
 It registers one node's worker, grants leases, renews them, answers beats and takes evidence in from
-JetStream, checking each signature with the key that the generation registered. Tests say what it should
-withhold (`mute`), and look at what came in.
+JetStream, checking each signature with the key that the generation registered. A holder that claims again gets the
+next attempt. Tests say what it should withhold (`mute`), and look at what came in.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ class FakeControl:
         self.hold_evidence = False  # confirm nothing
         self.refuse_registration: Code | None = None
         self.claims = 0
+        self.tokens_to_lose = 0  # grants whose answer gets lost: the worker hears of them without their secret
+        self._claimed: dict[str, Reply] = {}  # by command id: what a claim that comes again hears
         self._seen: set[str] = set()
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -192,12 +194,14 @@ class FakeControl:
         command = msgspec.json.decode(message.data, type=ClaimLease)
         self.claims += 1
         item = self.items[command.work_id]
+        if command.command_id in self._claimed:
+            await message.respond(msgspec.json.encode(self._claimed[command.command_id]))
+            return
         if command.generation != str(self.generation):
             await self._reply(message, command.command_id, None, Code.GENERATION_FENCED)
             return
-        if item.final is not None or item.leased:
-            code = Code.WORK_ENDED if item.final is not None else Code.LEASE_HELD
-            await self._reply(message, command.command_id, None, code)
+        if item.final is not None:
+            await self._reply(message, command.command_id, None, Code.WORK_ENDED)
             return
         item.attempt += 1
         item.token, item.leased = secrets.token_hex(16), True
@@ -208,6 +212,12 @@ class FakeControl:
             token=item.token, lease_ms=self.lease_ms, until_ms=item.until_ms, deadline_ms=item.until_ms + 600_000,
             spec=item.spec, location=item.location, files=item.files, profile=item.profile,
         )  # fmt: skip
+        told = {"work_id": item.work_id, "attempt": item.attempt}
+        self._claimed[command.command_id] = Reply("accepted", command.command_id, result=told, repeated=True)
+        if self.tokens_to_lose:
+            self.tokens_to_lose -= 1
+            await message.respond(msgspec.json.encode(self._claimed[command.command_id]))
+            return
         await self._reply(message, command.command_id, msgspec.to_builtins(order), None)
 
     async def _renew(self, message: Msg) -> None:

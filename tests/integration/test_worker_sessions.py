@@ -23,9 +23,10 @@ from schemas.serving import Answer
 from schemas.tasks.text import EmbedRequest
 from schemas.work import JobSpec, VerifySpec
 from services.embedded.nats import NatsServer
-from services.embedded.nats_conf import CONTROL
-from tests.integration.fake_control import FakeControl, Item
+from services.embedded.nats_conf import CONTROL, node_user
+from tests.integration.fake_control import WAIT_S, FakeControl, Item
 from tests.integration.worker_process import WorkerProcess, artifact_id, copy_model, manifest
+from worker.agent import EXIT_CLOSED
 from worker.launch.processes import Identity, identify, system_boot_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -69,6 +70,13 @@ class Site:
         files = [FileEntry("zeros", 4 * 1024**4, "0" * 64)]
         spec = VerifySpec(artifact_id(files), folder.name)
         return await control.order("verify", spec, files=files, location=folder.name)
+
+    def change_login(self, node_id: str) -> None:
+        """Another password, while the server runs: it ends what is logged in with the old one, with an error."""
+        file = self.server.password_file(node_user(node_id))
+        file.unlink()  # a file made anew is noticed by the folder's time
+        file.write_text("a-password-that-nobody-was-told")
+        assert self.server.follow_logins()
 
     async def tidy(self) -> None:
         for worker in self.workers:
@@ -123,8 +131,10 @@ async def test_partition_stops_the_worker_which_comes_back_as_a_new_generation(s
     control.mute = True
     control.refuse_registration = Code.OVERLOADED  # as good as absent: nothing is granted
     await gone(child)
-    live = await control.live()
-    assert (live.serving, live.residents) == (False, [])
+    async with asyncio.timeout(WAIT_S):
+        while (live := await control.live()).residents:  # as long as the worker tidies up after it
+            assert not live.serving
+    assert not live.serving
 
     control.mute, control.refuse_registration = False, None
     await control.registered(2)
@@ -248,6 +258,41 @@ async def test_lost_lease_aborts_the_work_and_the_next_attempt_is_taken(site: Si
     assert not [one for one in control.evidence if one.attempt == 1 and isinstance(one.statement, Verified)]
     assert await worker.stop() == 0
     assert item.released  # stopping gives work back
+
+
+async def test_a_grant_whose_token_got_lost_costs_no_term(site: Site) -> None:
+    """The lease's term is longer than the test would wait."""
+    control = await site.control("node-t", lease_ms=120_000)
+    control.tokens_to_lose = 2
+    worker = await site.worker("node-t")
+    await control.registered(1)
+    files = manifest(site.root / "minilm" / "1_Pooling")
+    spec = VerifySpec(artifact_id(files), "minilm/1_Pooling")
+    item = await control.order("verify", spec, files=files, location="minilm/1_Pooling")
+    assert isinstance(await control.outcome(item), Verified)
+    assert (item.attempt, control.claims) == (3, 3)
+    assert await worker.stop() == 0
+
+
+async def test_a_login_that_counts_no_more_ends_the_worker_and_its_model(site: Site) -> None:
+    """nats-py does not come back from what the server ends with an error."""
+    control = await site.control("node-g", session_ms=60_000)
+    worker = await site.worker("node-g")
+    await control.registered(1)
+    loaded = await site.load(control, "deployment-g")
+    child = identify(loaded.child_pid)
+    site.change_login("node-g")
+    assert await worker.exit_code() == EXIT_CLOSED
+    assert identify(loaded.child_pid) != child
+    assert "bus_closed" in worker.output()
+    assert control.left == []
+
+
+async def test_a_login_that_counts_no_more_ends_a_worker_that_nobody_answers(site: Site) -> None:
+    worker = await site.worker("node-h")
+    await until(lambda: "registration_unanswered" in worker.output(), "a try without an answer")
+    site.change_login("node-h")
+    assert await worker.exit_code() == EXIT_CLOSED
 
 
 async def test_evidence_stays_until_confirmed_and_keeps_its_id(site: Site) -> None:

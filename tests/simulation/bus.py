@@ -120,6 +120,7 @@ class SimClient:
     """As nats.aio.client.Client, for one process."""
 
     max_payload = 1024 * 1024
+    last_error: Exception | None = None
     _inboxes = itertools.count(1)
 
     def __init__(self, bus: SimBus, process: Process) -> None:
@@ -134,6 +135,10 @@ class SimClient:
     @property
     def is_connected(self) -> bool:
         return self.connected and self.bus.up and not self.closed
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closed
 
     def _gone(self) -> None:
         self.closed = True

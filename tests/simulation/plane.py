@@ -20,7 +20,7 @@ from tests.simulation.checkers.truth import Active
 from tests.simulation.loop import PROCESS, Process, SimLoop
 from tests.simulation.storage import Disk, SimLog, SimStore
 from tests.simulation.watch import Watch
-from worker.agent import Agent
+from worker.agent import EXIT_FAILED, Agent
 from worker.settings import WorkerSettings
 
 NODE = "n1"
@@ -149,7 +149,8 @@ class Plane:
         )
         agent = Agent(settings, asyncio.Event())
         self.agents.append((process, agent))
-        await agent.run()
+        if await agent.run() == EXIT_FAILED:
+            self._loop.errors.append(f"{process.name} ended by a defect")
 
     async def connect_worker(self, settings: WorkerSettings) -> SimClient:
         """In place of `worker.agent.connect`."""

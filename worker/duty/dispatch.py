@@ -24,8 +24,9 @@ from schemas.evidence import Progress, Statement, WorkCancelled, WorkFailed
 from schemas.tokens import OPEN_WORK_PER_NODE_MAX
 from schemas.work import Offer, WorkKind
 from worker.cancellation import end_tasks
+from worker.duty.claiming import Claim, Measure, nothing_measured
 from worker.duty.control import Control
-from worker.duty.leases import Lease, Lost, Measure, claim, nothing_measured
+from worker.duty.leases import Lease, Lost
 from worker.duty.outbox import Outbox
 from worker.duty.work import Workplace, execute
 from worker.model.loading import OnStage, ProgressStage
@@ -34,6 +35,10 @@ SLOTS_HEAVY = 2
 HEAVY: frozenset[WorkKind] = frozenset({"verify", "assess", "probe", "load"})
 ON_DEVICE: frozenset[WorkKind] = frozenset({"probe", "load"})  # may need device memory: measured before the claim
 FINISHED_MAX = 1_024
+# Refusals of a claim after which this attempt is not claimed again, whoever offers it.
+_OVER = frozenset(
+    {Code.DEVICE_MEMORY_SHORT, Code.WORK_ENDED, Code.WORK_CANCELLED, Code.WORK_NOT_YOURS, Code.UNKNOWN_STREAM}
+)
 CLOSE_SECONDS_MAX = 10.0
 MESSAGE_CHARACTERS_MAX = 4_000
 DETAIL_CHARACTERS_MAX = 2_000
@@ -48,6 +53,7 @@ class _InHand(Struct, eq=False):
     offer: Offer
     attempt: int
     task: asyncio.Task[None] | None = None
+    claim: Claim | None = None
     lease: Lease | None = None
     stage: str = "queued"
     ending: Ending | None = None
@@ -64,6 +70,7 @@ class Dispatcher:
         place: Workplace,
         node_id: str,
         generation: str,
+        lease_ms: float,
         measure: Measure = nothing_measured,
     ) -> None:
         self._control = control
@@ -71,6 +78,7 @@ class Dispatcher:
         self._place = place
         self._node_id = node_id
         self._generation = generation
+        self._lease_ms = lease_ms
         self._measure = measure
         self._in_hand: dict[str, _InHand] = {}
         self._finished: OrderedDict[str, int] = OrderedDict()
@@ -93,10 +101,14 @@ class Dispatcher:
         return True
 
     def cancel(self, work_id: str) -> None:
-        """The control plane asked for this work to stop."""
+        """The control plane asked for this work to stop. Where no grant of it was heard, the next claim ends it."""
         held = self._in_hand.get(work_id)
-        if held is not None and held.lease is not None:
+        if held is None:
+            return
+        if held.lease is not None:
             self._end(held, "cancelled")
+        elif held.claim is not None:
+            held.claim.hurry()
 
     def _end(self, held: _InHand, ending: Ending) -> None:
         if held.ending is None and held.task is not None:
@@ -136,7 +148,9 @@ class Dispatcher:
 
     async def _claim_and_run(self, held: _InHand) -> None:
         measure = self._measure if held.offer.kind in ON_DEVICE else nothing_measured
-        lease = await claim(self._control, held.offer.work_id, self._node_id, self._generation, measure)
+        work_id = held.offer.work_id
+        held.claim = Claim(self._control, work_id, self._node_id, self._generation, self._lease_ms, measure)
+        lease = await held.claim.run()
         if isinstance(lease, Lost):
             self._note_refused_claim(held, lease)
             return
@@ -160,7 +174,7 @@ class Dispatcher:
         _log.info("claim_refused", work_id=held.offer.work_id, code=lost.code, reason=lost.message)
         if lost.code == Code.GENERATION_FENCED:
             self.fenced.set()
-        if lost.code in {Code.DEVICE_MEMORY_SHORT, Code.WORK_ENDED, Code.WORK_NOT_YOURS, Code.UNKNOWN_STREAM}:
+        if lost.code in _OVER:
             self._remember(held.offer.work_id, held.attempt)
 
     def _note_lost(self, held: _InHand, lost: Lost) -> None:

@@ -1,4 +1,4 @@
-"""The worker's side of a work lease: claim, renew in time, know when it is over.
+"""The worker's side of a work lease: renew it in time, know when it is over. `claiming` gets it.
 
 The control plane's term begins when it grants; the worker counts the same length from the moment it *sent*
 the claim (or the renewal), which was earlier, and stops a margin before: so the worker's view of a lease
@@ -12,14 +12,12 @@ the control plane, or at its local end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-import msgspec
 from msgspec import Struct
 
 from schemas.codes import Code
-from schemas.commands import ClaimLease, ReleaseLease, RenewLease
-from schemas.devices import DeviceReading
+from schemas.commands import ReleaseLease, RenewLease
 from schemas.replies import Reply
 from schemas.work import WorkOrder
 from worker.clock import local_ms
@@ -30,7 +28,6 @@ MARGIN_MS_MIN = 50.0
 RENEW_SHARE = 0.52  # of the term, from when the grant was received
 RETRY_SHARE = 0.04
 REQUEST_MS_MAX = 5_000.0
-CLAIM_TRIES_MAX = 2
 
 
 class Lost(Struct, frozen=True):
@@ -127,64 +124,3 @@ class Lease:
             await self._control.command("lease.release", command, 1_000.0)
         except Unreachable:
             return
-
-
-Measure = Callable[[], Awaitable[list[DeviceReading]]]
-
-
-async def nothing_measured() -> list[DeviceReading]:
-    """For work that needs no device."""
-    return []
-
-
-async def claim(
-    control: Control, work_id: str, node_id: str, generation: str, measure: Measure = nothing_measured
-) -> Lease | Lost:
-    """Ask for the lease of one work item, telling what devices have free at that moment.
-
-    A token is told once, so after a lost answer the claim is made anew, as a new command: the control plane
-    ends what it may have granted before, to the same generation, and grants again.
-    """
-    answer: Lease | Lost = Lost(Code.UNAVAILABLE, "not asked")
-    for _ in range(CLAIM_TRIES_MAX):
-        answer = await _claim_once(control, work_id, node_id, generation, await measure())
-        if isinstance(answer, Lease) or answer.code != Code.UNAVAILABLE:
-            break
-    return answer
-
-
-async def _claim_once(
-    control: Control, work_id: str, node_id: str, generation: str, devices: list[DeviceReading]
-) -> Lease | Lost:
-    command = ClaimLease(
-        command_id=new_command_id(),
-        actor=f"worker:{node_id}",
-        work_id=work_id,
-        node_id=node_id,
-        generation=generation,
-        devices=devices,
-    )
-    sent_ms = local_ms()
-    try:
-        reply = await control.command("lease.claim", command, REQUEST_MS_MAX)
-    except Unreachable as error:
-        return Lost(Code.UNAVAILABLE, str(error))
-    if reply.outcome == "rejected":
-        return Lost(reply.code or Code.INTERNAL_ERROR, reply.message)
-    refused = _not_admitted(reply)
-    if refused is not None:
-        return refused
-    try:
-        order = msgspec.convert(reply.result, WorkOrder)
-    except msgspec.ValidationError as error:
-        return Lost(Code.INTERNAL_ERROR, f"the granted order can't be read: {error}")
-    return Lease(order, sent_ms, local_ms(), control, node_id)
-
-
-def _not_admitted(reply: Reply) -> Lost | None:
-    """The refusal in an accepted reply: the claim took effect, by ending work that does not fit."""
-    code = reply.result.get("refused")
-    if code is None:
-        return None
-    known = Code(code) if code in Code.__members__ else Code.INTERNAL_ERROR
-    return Lost(known, str(reply.result.get("message", "")))

@@ -27,11 +27,12 @@ from schemas.work import JobSpec, ProbeSpec, WorkSpec
 from services.eventlog.port import LogRow
 from tests.simulation.checkers import Checker, Violation
 from tests.simulation.checkers.truth import Truth
-from worker.duty.leases import CLAIM_TRIES_MAX, REQUEST_MS_MAX
+from worker.duty.claiming import PAUSE_MS_MAX, SENDINGS_MAX
+from worker.duty.leases import REQUEST_MS_MAX
 from worker.memory.device_watch import LOOK_SECONDS_MAX
 
-# How old a claim's reading may be when it is decided: the request's own time, and that of asking the driver.
-READING_S_MAX = CLAIM_TRIES_MAX * (REQUEST_MS_MAX / 1_000 + LOOK_SECONDS_MAX)
+# How old a claim's reading may be when it is decided: asking the driver, and sending it so often with pauses between.
+READING_S_MAX = LOOK_SECONDS_MAX + (SENDINGS_MAX * REQUEST_MS_MAX + (SENDINGS_MAX - 1) * PAUSE_MS_MAX) / 1_000
 SPAWN_S_MAX = 5.0  # from a grant to its model process
 SLACK_BYTES = 1_000_000  # between what a probe was seen to hold and what is reserved for its like
 HOLDING = ("resident", "draining", "unloading")

@@ -24,7 +24,7 @@ from schemas.replies import Reply
 from schemas.work import Offer, WorkKind
 from tests.unit.worker.memory.recorded_driver import install
 from worker.clock import local_ms
-from worker.duty.control import Unreachable
+from worker.duty import claiming
 from worker.duty.dispatch import SLOTS_HEAVY, Dispatcher
 from worker.session import Granted, Session
 from worker.settings import WorkerSettings
@@ -34,6 +34,7 @@ ON_DEVICE = ("probe", "load")
 SECONDS_MAX = 10.0
 H100 = 85_520_809_984
 NOT_YOURS = Reply("rejected", "c", code=Code.WORK_NOT_YOURS)
+TOLD_BEFORE = Reply("accepted", "c", result={"work_id": "w1", "attempt": 1}, repeated=True)
 NOBODY: Any = None  # what work that is not granted never reaches
 
 
@@ -75,7 +76,7 @@ class Meter:
 
 
 def dispatcher(plane: Plane, meter: Meter) -> Dispatcher:
-    return Dispatcher(plane, NOBODY, NOBODY, "gpu-1", "7", meter)
+    return Dispatcher(plane, NOBODY, NOBODY, "gpu-1", "7", 30_000.0, meter)
 
 
 def offer(kind: WorkKind, work_id: str = "w1", attempt: int = 1) -> Offer:
@@ -101,12 +102,28 @@ async def test_a_claim_tells_of_devices_where_its_work_may_need_one(kind: WorkKi
 
 
 async def test_a_claim_made_anew_is_measured_anew() -> None:
-    """An answer that got lost: what is free now may not be what was free then."""
-    plane, meter = Plane(Unreachable("no answer"), NOT_YOURS), Meter()
+    """A token that got lost: what is free now may not be what was free then."""
+    plane, meter = Plane(TOLD_BEFORE, NOT_YOURS), Meter()
     dispatcher(plane, meter).offer(offer("load"))
     await until(lambda: len(plane.claims) == 2)
     assert [used(claim) for claim in plane.claims] == [[0], [1]]
     assert plane.claims[0].command_id != plane.claims[1].command_id
+
+
+async def test_work_that_was_cancelled_before_its_grant_was_heard_is_claimed_once_more_and_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claiming, "PAUSE_MS_MIN", SECONDS_MAX * 2_000)
+    cancelled = Reply("accepted", "c", result={"work_id": "w1", "refused": "WORK_CANCELLED", "message": "meanwhile"})
+    plane, meter = Plane(TOLD_BEFORE, cancelled), Meter()
+    duty = dispatcher(plane, meter)
+    assert duty.offer(offer("load"))
+    duty.cancel("w1")  # not claimed yet: there is nothing to hurry
+    await until(lambda: len(plane.claims) == 1)
+    duty.cancel("w1")
+    await until(lambda: not duty._in_hand)
+    assert len(plane.claims) == 2
+    assert not duty.offer(offer("load"))
 
 
 async def test_work_that_waits_for_a_slot_is_measured_when_it_has_one() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from schemas.codes import Code
-from schemas.commands import ClaimLease, Command
-from schemas.devices import DeviceReading
+from schemas.commands import Command
 from schemas.live import Beat, BeatReply
 from schemas.replies import Reply
 from schemas.work import VerifySpec, WorkOrder
 from worker.duty.control import Unreachable
-from worker.duty.leases import Lease, Lost, claim, margin_ms
+from worker.duty.leases import Lease, margin_ms
 
 TERM_MS = 10_000
 ORDER = WorkOrder(
@@ -97,43 +94,3 @@ async def test_a_refusal_ends_it_at_once() -> None:
         lost = await lease_at(now, ScriptedControl(rejected(code))).step()
         assert lost is not None
         assert lost.code == code
-
-
-async def test_a_lost_answer_to_a_claim_is_asked_anew() -> None:
-    control = ScriptedControl(None, accepted(**msgspec.to_builtins(ORDER)))
-    lease = await claim(control, "w1", "node", "7")
-    assert isinstance(lease, Lease)
-    assert lease.order == ORDER
-    assert control.asked[0][1].command_id != control.asked[1][1].command_id
-
-
-async def test_a_refused_claim_is_a_value() -> None:
-    lost = await claim(ScriptedControl(rejected(Code.WORK_ENDED)), "w1", "node", "7")
-    assert isinstance(lost, Lost)
-    assert lost.code == Code.WORK_ENDED
-    lost = await claim(ScriptedControl(None, None), "w1", "node", "7")
-    assert isinstance(lost, Lost)
-    assert lost.code == Code.UNAVAILABLE
-    lost = await claim(ScriptedControl(accepted(nonsense=1)), "w1", "node", "7")
-    assert isinstance(lost, Lost)
-    assert lost.code == Code.INTERNAL_ERROR
-
-
-async def test_a_claim_tells_what_was_measured_just_before_each_try() -> None:
-    control, measured = ScriptedControl(None, rejected(Code.WORK_ENDED)), iter((10, 20))
-
-    async def measure() -> list[DeviceReading]:
-        return [DeviceReading(0, 100, next(measured))]
-
-    await claim(control, "w1", "node", "7", measure)
-    told = [command.devices[0].used_bytes for _, command in control.asked if isinstance(command, ClaimLease)]
-    assert told == [10, 20]
-
-
-async def test_work_that_was_not_admitted_is_over_and_no_order() -> None:
-    refused = accepted(work_id="w1", refused="DEVICE_MEMORY_SHORT", message="unsatisfiable: 2 bytes are needed")
-    lost = await claim(ScriptedControl(refused), "w1", "node", "7")
-    assert lost == Lost(Code.DEVICE_MEMORY_SHORT, "unsatisfiable: 2 bytes are needed")
-    lost = await claim(ScriptedControl(accepted(refused="A_CODE_OF_LATER")), "w1", "node", "7")
-    assert isinstance(lost, Lost)
-    assert lost.code == Code.INTERNAL_ERROR
