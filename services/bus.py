@@ -7,6 +7,7 @@ whoever keeps it running starts another.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -23,10 +24,12 @@ from services.process import EXIT_BUS_CLOSED, Stop
 from services.settings import Settings
 
 log = structlog.get_logger()
+_watches: set[asyncio.Task[None]] = set()  # a task that nobody holds may be collected
 
 INBOX_PREFIX = "_INBOX_CONTROL"  # no other login may listen there: what JetStream delivers to us is not everybody's
 CONNECT_TIMEOUT_S = 5
 RECONNECT_WAIT_S = 0.5
+CLOSED_LOOK_S = 0.5
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 COMMANDS_MAX = 1_000_000
 EVIDENCE_MAX = 1_000_000
@@ -81,17 +84,24 @@ async def connect(settings: Settings, name: str, stop: Stop) -> Client:
     async def on_reconnected() -> None:
         log.info("bus.reconnected")
 
-    async def on_closed() -> None:
-        if not stop.is_set():
-            log.error("bus.closed", advice="the server ended the connection; the lines before say why")
-            stop.end(EXIT_BUS_CLOSED)
-
-    return await nats.connect(
+    client = await nats.connect(
         settings.nats_url, name=name, inbox_prefix=INBOX_PREFIX, connect_timeout=CONNECT_TIMEOUT_S,
         max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_WAIT_S, pending_size=PENDING_BYTES_MAX,
-        error_cb=on_error, disconnected_cb=on_disconnected, reconnected_cb=on_reconnected, closed_cb=on_closed,
-        **options,
+        error_cb=on_error, disconnected_cb=on_disconnected, reconnected_cb=on_reconnected, **options,
     )  # fmt: skip
+    client_watch = asyncio.create_task(_end_when_closed(client, stop))
+    _watches.add(client_watch)
+    client_watch.add_done_callback(_watches.discard)
+    return client
+
+
+async def _end_when_closed(client: Client, stop: Stop) -> None:
+    """Looks, since nats-py calls its `closed_cb` only where closing went well."""
+    while not client.is_closed:  # noqa: ASYNC110 - nats-py sets no event that can be relied on
+        await asyncio.sleep(CLOSED_LOOK_S)
+    if not stop.is_set():
+        log.error("bus.closed", advice="the server ended the connection; the lines before say why")
+        stop.end(EXIT_BUS_CLOSED)
 
 
 async def ensure_streams(nc: Client) -> None:

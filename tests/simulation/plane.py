@@ -81,6 +81,7 @@ class Plane:
         self.clients: dict[str, SimClient] = {}
         self.agents: list[tuple[Process, Agent]] = []
         self.down_until: dict[str, float] = {}
+        self._bus_seen_s: dict[str, float] = {}
         self._listening: dict[int, tuple[Process, ControlPlane, SimClock]] = {}  # by epoch
 
     def start_all(self) -> None:
@@ -177,9 +178,16 @@ class Plane:
         return found if found is not None and found[0].alive else None
 
     def active(self) -> Active | None:
-        """The active control plane, where it runs and can reach the log."""
+        """The active control plane, where it runs, can reach the log, and has not been without the bus for a term.
+
+        After such a term it leads nobody (see `services.control.leadership`), and another one may take over.
+        """
         found = self._active()
         if found is None or found[0].stopped or not self._disk.reachable:
+            return None
+        if found[1]._nc.is_connected:
+            self._bus_seen_s[found[0].name] = self._loop.time()
+        elif self._loop.time() - self._bus_seen_s.get(found[0].name, 0.0) > self._terms.leader_ms / 1_000:
             return None
         return Active(self._disk.log._leader.epoch, found[2].now_ms())
 

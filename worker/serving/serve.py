@@ -143,7 +143,7 @@ class Server:
     async def _respond(self, message: Msg, body: bytes) -> None:
         if not self._may_answer():
             return
-        if len(body) > MESSAGE_BYTES_MAX:
+        if len(body) > min(MESSAGE_BYTES_MAX, self._client.max_payload):
             body = _encode(await self._stored(body))
             if not self._may_answer():
                 return

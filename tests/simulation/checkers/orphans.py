@@ -7,7 +7,7 @@ From each transaction on, without delay:
 * a residency on its way (loading, unloading) has open work that will end it.
 
 Time itself cannot end a lease: an active control plane does, when it looks. So a lease or a deadline may be passed by
-`bound_ms`, counted from when it was passed, or from when a control plane that can reach the log became active, if
+`bound_ms`, counted from when it was passed, or from when a control plane that can reach log and bus became active, if
 that was later. Where there is none, nothing can end, and nothing is granted either. At rest nothing is open at all.
 """
 

@@ -26,7 +26,7 @@ class Truth(Protocol):
         """When the model process with this pid ended, None while it lives."""
 
     def active(self) -> Active | None:
-        """The active control plane, None while there is none or it cannot reach the log."""
+        """The active control plane, None while there is none, it cannot reach the log, or for a term not the bus."""
 
     def memory(self) -> Mapping[str, State | None] | None:
         """What the active control plane's writer knows of each stream; None where there is none."""

@@ -35,7 +35,7 @@ async def asked(request: ServeRequest, state: str) -> tuple[ServeAnswer, list[st
 
     resident = SimpleNamespace(state=state, intake=SimpleNamespace(cancel=cancel))
     residents: Any = SimpleNamespace(get=lambda _: resident, generation="1")
-    client: Any = SimpleNamespace(jetstream=lambda: None)
+    client: Any = SimpleNamespace(jetstream=lambda: None, max_payload=1_048_576)
     message: Any = Message(request)
     await Server(client, "n1", residents, lambda: True).handle(message)
     (answer,) = message.answers
@@ -74,7 +74,7 @@ def fetching(state: str) -> tuple[Server, Store, Any]:
     """A server, its store, and a request by reference named `it`."""
     resident = SimpleNamespace(state=state, intake=SimpleNamespace(cancel=lambda _: False))
     residents: Any = SimpleNamespace(get=lambda _: resident, generation="1")
-    client: Any = SimpleNamespace(jetstream=lambda: None)
+    client: Any = SimpleNamespace(jetstream=lambda: None, max_payload=1_048_576)
     server, store = Server(client, "n1", residents, lambda: True), Store()
     server._references = store  # type: ignore[assignment]
     return server, store, Message(ByReference("object", 1, "a" * 64, invocation_id="it"))
