@@ -12,7 +12,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from services.embedded.nats import NatsServer
-from services.embedded.nats_conf import OPERATOR
+from services.embedded.nats_conf import CONTROL
 from worker.serving.round_trip import RoundTrips
 
 WAIT_S = 20.0
@@ -32,8 +32,8 @@ async def connected(server: NatsServer) -> Client:
         pass
 
     return await nats.connect(
-        server.url(OPERATOR), max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=quietly,
-        inbox_prefix="_INBOX",
+        server.url(CONTROL), max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=quietly,
+        inbox_prefix="_INBOX_CONTROL",
     )  # fmt: skip
 
 
@@ -44,8 +44,8 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def hears(client: Client) -> bool:
-    heard = await client.subscribe("_INBOX.heard")
-    await client.publish("_INBOX.heard", b"it")
+    heard = await client.subscribe("_INBOX_CONTROL.heard")
+    await client.publish("_INBOX_CONTROL.heard", b"it")
     return (await heard.next_msg(timeout=WAIT_S)).data == b"it"
 
 
