@@ -43,7 +43,8 @@ from services.eventlog.port import LogUnavailable
 NO_OUTCOME_YET = (Code.OVERLOADED, Code.UNAVAILABLE, Code.CONFLICT)
 
 REFUSE_S = 2.0  # before one that may no longer lead refuses a request; shorter than anybody waits
-REFUSALS_MAX = 1_000
+LOOKS = 20  # meanwhile, whether it leads again
+HELD_MAX = 1_000  # requests; what is beyond has no answer from here
 PUT_BACK_S = 1.0
 
 log = structlog.get_logger()
@@ -100,7 +101,7 @@ class Intake:
         self._sessions = sessions
         self._fleet = fleet
         self._recalling: asyncio.Task[None] | None = None
-        self._refusing: set[asyncio.Task[None]] = set()
+        self._held: set[asyncio.Task[None]] = set()
 
     async def on_rpc(self, request: Any) -> None:
         """A request on `tenure.rpc.v1.<noun>.<verb>` (a `nats.micro.Request`); answered after the commit.
@@ -128,22 +129,30 @@ class Intake:
         elif self._may_answer():
             await self._writer.submit(Submission(decoded, respond))
         else:
-            self._refuse_later(decoded, respond)
+            self._hold(decoded, respond)
 
-    def _refuse_later(self, command: Command, respond: Respond) -> None:
-        """Whoever leads by now gets the request as well; its answer is the one to be heard, where there is one."""
-        if len(self._refusing) >= REFUSALS_MAX:
+    def _hold(self, command: Command, respond: Respond) -> None:
+        """Until this control plane leads again, as after a pause, for REFUSE_S at most; then it is refused.
+
+        Whoever leads meanwhile gets the request as well, and its answer is the one to be heard. That this one leads
+        again means that there was nobody.
+        """
+        if len(self._held) >= HELD_MAX:
             return
 
-        async def refuse() -> None:
-            await asyncio.sleep(REFUSE_S)
+        async def hold() -> None:
+            for _ in range(LOOKS):
+                await asyncio.sleep(REFUSE_S / LOOKS)
+                if self._may_answer():
+                    await self._writer.submit(Submission(command, respond))
+                    return
             await respond(
-                refusal(command, Code.UNAVAILABLE, "this control plane can't reach the log, or leads no more")
+                refusal(command, Code.UNAVAILABLE, "this control plane cannot reach the log or leads no more")
             )
 
-        task = asyncio.create_task(refuse())
-        self._refusing.add(task)
-        task.add_done_callback(self._refusing.discard)
+        task = asyncio.create_task(hold())
+        self._held.add(task)
+        task.add_done_callback(self._held.discard)
 
     async def on_durable(self, message: Msg) -> None:
         """A message of COMMANDS; acknowledged when its receipt is committed, taken out when it is no command."""

@@ -423,8 +423,26 @@ async def test_one_that_may_lead_no_more_judges_nothing(desk: Desk, monkeypatch:
     request: Any = Delivered("tenure.rpc.v1.node.enrol", enrolment())
     await desk.intake.on_rpc(request)
     assert request.told == []  # whoever leads has the request as well
-    (refusing,) = desk.intake._refusing
-    await refusing
+    (holding,) = desk.intake._held
+    await holding
     (told,) = request.told
     assert msgspec.json.decode(told, type=Reply).code is Code.UNAVAILABLE
     assert desk.control.writer.queued == 0
+
+
+async def test_a_request_that_comes_while_leadership_is_renewed_waits_for_that(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a pause, say: until the renewal is answered nobody knows whether another took over."""
+    leads = False
+    monkeypatch.setattr(module, "REFUSE_S", 0.0)
+    desk.intake = Intake(desk.control.writer, desk.sessions, desk.control.folded.world.fleet, desk.control.clock,
+                         lambda: leads)  # fmt: skip
+    request: Any = Delivered("tenure.rpc.v1.node.enrol", enrolment())
+    await desk.intake.on_rpc(request)
+    leads = True
+    (holding,) = desk.intake._held
+    await holding
+    await desk.settle()
+    (told,) = request.told
+    assert msgspec.json.decode(told, type=Reply).outcome == "accepted"
