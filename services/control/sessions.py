@@ -71,12 +71,10 @@ class Sessions:
             for item in work
             if item.lease is not None and item.cancel_requested and stream_of("work", item.work_id) not in ahead
         ]
-        wanted = known(node, self._fleet)  # by now: somebody may have asked for it since
-        ending = [
-            held
-            for held in self._unwanted.pop(beat.node_id, [])
-            if held not in wanted and stream_of("deployment", held) not in ahead
-        ]
+        ending = self._unwanted.pop(beat.node_id, [])
+        if ending:  # somebody may have asked for one since
+            wanted = known(node, self._fleet)
+            ending = [held for held in ending if held not in wanted and stream_of("deployment", held) not in ahead]
         return BeatReply(
             False, self._limits.session_ms, self._limits.beat_ms, confirmed, offers, cancelled, ending,
             device_reserve_bytes=self._limits.device_reserve_bytes,
