@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -54,6 +55,14 @@ class _Invocation:
         self.place: tuple[int, int] | None = None  # number and index of the Invoke it is computed in
 
 
+class _Hold(NamedTuple):
+    """What waits is held: since when, after a batch that took how long, and what ends it at the latest."""
+
+    begun_s: float
+    batch_s: float
+    bound: asyncio.TimerHandle
+
+
 class Intake:
     """Accepts, batches and answers. `invocations` counts those the model answered."""
 
@@ -63,9 +72,7 @@ class Intake:
         self._model = model
         self._round_trip = round_trip
         self._gathering = Gathering()
-        self._holding: asyncio.Task[None] | None = None
-        self._held_s = (0.0, 0.0)  # when the hold began, and what the batch before it took
-        self._bound: asyncio.TimerHandle | None = None
+        self._hold: _Hold | None = None
         self._on_hung = on_hung
         self._limits = model.profile.limits
         self._waiting: dict[_Invocation, None] = {}  # in the order they came; who is answered is out at once
@@ -100,7 +107,7 @@ class Intake:
         self._waiting[invocation] = None
         self.in_flight += 1
         self._idle.clear()
-        if self._holding is None or len(self._waiting) >= self._gathering.expected or self._fill_a_batch():
+        if self._hold is None or len(self._waiting) >= self._gathering.expected or self._fill_a_batch():
             self._wake.set()
 
     def cancel(self, invocation_id: str) -> bool:
@@ -164,8 +171,7 @@ class Intake:
     async def step(self) -> bool:
         """One batch through the model; False when it can't answer any more."""
         await self._wake.wait()
-        if self._holding is not None:  # all who were expected wait
-            self._release()
+        self._release()  # of a hold, where all who were expected wait
         self._computing = self._take_batch()
         if not self._computing:
             self._wake.clear()
@@ -200,36 +206,35 @@ class Intake:
                 self._refuse(invocation, result.code, result.message)
             elif isinstance(result, frames.Answered):
                 self._give(invocation, result.body)
-        self._hold(len(batch), asyncio.get_running_loop().time() - begun)
+        self._begin_hold(len(batch), asyncio.get_running_loop().time() - begun)
         return True
 
-    def _hold(self, answered: int, took_s: float) -> None:
+    def _begin_hold(self, answered: int, took_s: float) -> None:
         """Let those who were just answered into the next batch, if they come at once."""
         if self._round_trip is None or self._fill_a_batch():
             return
         if self._gathering.done(answered, len(self._waiting), self._limits.batch_max):
             self._wake.clear()
-            self._held_s = (asyncio.get_running_loop().time(), took_s)
-            self._holding = asyncio.create_task(self._trips(self._round_trip))
-            bound_s = min(took_s * SHARE, HOLD_SECONDS_MAX)
-            self._bound = asyncio.get_running_loop().call_later(bound_s, self._release)
+            loop = asyncio.get_running_loop()
+            bound = loop.call_later(min(took_s * SHARE, HOLD_SECONDS_MAX), self._release)
+            self._hold = _Hold(loop.time(), took_s, bound)
+            self._trips = asyncio.create_task(self._make_trips(self._round_trip, self._hold))
 
-    async def _trips(self, round_trip: RoundTrip) -> None:
+    async def _make_trips(self, round_trip: RoundTrip, hold: _Hold) -> None:
         """Not cancelled when the hold ends: it sees that, and its last trip is nobody's concern."""
-        this = asyncio.current_task()
-        while await round_trip() and self._holding is this and self._gathering.trip(len(self._waiting)):
+        while await round_trip() and self._hold is hold and self._gathering.trip(len(self._waiting)):
             pass
-        if self._holding is this:
+        if self._hold is hold:
             self._release()
 
     def _release(self) -> None:
-        if self._bound is not None:
-            self._bound.cancel()
-        begun_s, batch_s = self._held_s
-        share = (asyncio.get_running_loop().time() - begun_s) / batch_s
-        self._gathering.over(len(self._waiting), share)
-        self._holding = None
-        self._wake.set()
+        """End the hold, where there is one."""
+        if self._hold is not None:
+            share = (asyncio.get_running_loop().time() - self._hold.begun_s) / self._hold.batch_s
+            self._gathering.over(len(self._waiting), share)
+            self._hold.bound.cancel()
+            self._hold = None
+            self._wake.set()
 
     def _fill_a_batch(self) -> bool:
         return sum(one.items for one in self._waiting) >= self._limits.batch_max
@@ -264,9 +269,7 @@ class Intake:
     async def close(self, code: Code | None, message: str) -> None:
         """End the intake. What is unanswered fails with `code`, or stays unanswered where there is none to give."""
         self._task.cancel()
-        self._holding = None
-        if self._bound is not None:
-            self._bound.cancel()
+        self._release()
         for invocation in [*self._computing, *self._waiting]:
             if code is not None:
                 self._refuse(invocation, code, message)
