@@ -146,7 +146,7 @@ def _orientation(image: Any) -> int:
     """2 to 8, or 0 where there is nothing to turn. EXIF that can't be read turns nothing, as in browsers."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001 - as above; the pixels are none the worse for it
+    except Exception:  # noqa: BLE001 - whatever Pillow's parsers raise; the pixels are none the worse for it
         return 0
     return found if isinstance(found, int) and 2 <= found <= 8 else 0
 
